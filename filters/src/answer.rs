@@ -1,0 +1,795 @@
+//! When does an answer count as one, and what of it goes out?
+//!
+//! This is the gate's judgement, as a machine: it takes the head and the bytes of one attempt's
+//! response and says what to do with them. Until the first *meaningful* event is in hand it lets
+//! nothing out, so that any failure can still go to the next candidate. From then on the answer is
+//! the caller's: everything goes out as it comes, and an end that is none becomes an error event,
+//! because SDKs take a plain cut for a normal end.
+//!
+//! - A stream commits at its first content, reasoning, tool call or finish. Openers are held,
+//!   comments and pings dropped. After [`Rules::hold_bytes_max`] of one unfinished event it commits
+//!   all the same, unless that event speaks of an error.
+//! - One JSON text is held whole up to [`Rules::whole_bytes_max`]; a longer one commits there, and its
+//!   latest piece is kept back, so that its cost is known before its last byte is gone.
+//! - An error status keeps its body (up to [`Rules::error_bytes_max`]) for the caller's answer, should
+//!   no other candidate serve.
+//!
+//! Deliberately absent: timers, sockets, and the choice of what to do about a failure.
+
+use bytes::{Bytes, BytesMut};
+
+use crate::dialect::{Dialect, Kind, Piece, Shape};
+use crate::json::{self, Edit};
+use crate::meter::{Meter, Used};
+use crate::stream::sse::{Event, Scanner};
+use crate::upstream::failure::{Failure, NotAnAnswer};
+use crate::verdict::{Reason, Rejection, UpstreamError};
+
+/// Bounds of one answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Of an unfinished first event, in bytes.
+    pub hold_bytes_max: usize,
+    /// Of a JSON text that is held whole, in bytes.
+    pub whole_bytes_max: usize,
+    /// Of a refused attempt's body, in bytes.
+    pub error_bytes_max: usize,
+    /// Of one event or one JSON text that is read for its usage, in bytes.
+    pub read_bytes_max: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            hold_bytes_max: 256 << 10,
+            whole_bytes_max: 64 << 10,
+            error_bytes_max: 64 << 10,
+            read_bytes_max: 32 << 20,
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub enum Step {
+    /// Nothing goes out.
+    Hold,
+    /// These bytes go out; before the first of them the head.
+    Forward(Forward),
+    /// The attempt failed before the commit; nothing of it was seen.
+    Failed(Refusal),
+}
+
+/// Bytes for the caller.
+#[derive(Debug)]
+pub struct Forward {
+    /// The bytes; may be none.
+    pub bytes: Bytes,
+    /// They are the first: the head goes out before them.
+    pub commits: bool,
+    /// What they mean for the answer.
+    pub end: End,
+}
+
+/// Where an answer stands after some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// More is to come.
+    Open,
+    /// The terminal event or the last byte is among them: settle first, then let them out.
+    Settle,
+    /// The body is over.
+    Over,
+    /// The body is over and cannot be ended properly: break the connection.
+    Break,
+}
+
+/// An attempt that was refused before the commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub failure: Failure,
+    /// What the upstream said, if it said something.
+    pub error: UpstreamError,
+}
+
+/// How a committed answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It has not.
+    Not,
+    /// Properly.
+    Properly,
+    /// It broke off.
+    Broken(Failure),
+}
+
+/// One attempt's response.
+#[derive(Debug)]
+pub struct Answer {
+    dialect: Dialect,
+    shape: Shape,
+    rules: Rules,
+    phase: Phase,
+    committed: bool,
+    head_sent: bool,
+    settled: bool,
+    ended: Ended,
+    finished: bool,
+    meter: Meter,
+}
+
+#[derive(Debug)]
+enum Phase {
+    AwaitHead,
+    Refused {
+        status: u16,
+        body: BytesMut,
+    },
+    Stream {
+        scanner: Scanner,
+        held: BytesMut,
+        done: bool,
+    },
+    Whole {
+        text: BytesMut,
+        sent: usize,
+    },
+    /// A JSON text too long to be read: it only passes.
+    Passing,
+    /// The caller has had the end; whatever still comes is nobody's.
+    Over,
+}
+
+impl Answer {
+    /// Waits for the head of an attempt's response.
+    #[must_use]
+    pub fn new(dialect: Dialect, shape: Shape, rules: Rules) -> Self {
+        Self {
+            dialect,
+            shape,
+            rules,
+            phase: Phase::AwaitHead,
+            committed: false,
+            head_sent: false,
+            settled: false,
+            ended: Ended::Not,
+            finished: false,
+            meter: Meter::default(),
+        }
+    }
+
+    /// Whether the answer is the caller's already.
+    #[must_use]
+    pub fn is_committed(&self) -> bool {
+        self.committed
+    }
+
+    /// How it ended, once committed.
+    #[must_use]
+    pub fn ended(&self) -> &Ended {
+        &self.ended
+    }
+
+    /// A finish was seen but no usage yet: a little patience may bring it.
+    #[must_use]
+    pub fn awaits_usage(&self) -> bool {
+        self.finished && !self.meter.has_report()
+    }
+
+    /// The terminal event has gone out; only the end of the body is missing.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.settled
+    }
+
+    /// What was used so far.
+    #[must_use]
+    pub fn used(&self, own_input: u64) -> Used {
+        self.meter.used(own_input, self.settled)
+    }
+
+    /// Output tokens so far by our own count.
+    #[must_use]
+    pub fn own_output(&self) -> u64 {
+        self.meter.own_output()
+    }
+
+    /// The head has come.
+    pub fn head(&mut self, status: u16, content_type: Option<&str>, content_encoding: Option<&str>) -> Step {
+        if !(200..300).contains(&status) {
+            self.phase = Phase::Refused { status, body: BytesMut::new() };
+            return Step::Hold;
+        }
+        let is =
+            |kind: &str| content_type.is_some_and(|t| t.trim_start().to_ascii_lowercase().starts_with(kind));
+        let coded = content_encoding.is_some_and(|e| !e.eq_ignore_ascii_case("identity"));
+        let wrong = is("text/html")
+            || if self.shape.stream { is("application/json") } else { is("text/event-stream") };
+        if wrong || coded {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::WrongType));
+        }
+        self.phase = if self.shape.stream {
+            Phase::Stream { scanner: Scanner::default(), held: BytesMut::new(), done: false }
+        } else {
+            Phase::Whole { text: BytesMut::new(), sent: 0 }
+        };
+        Step::Hold
+    }
+
+    /// Bytes of the body have come.
+    pub fn body(&mut self, bytes: &Bytes) -> Step {
+        match &mut self.phase {
+            Phase::AwaitHead => refuse(Failure::Ours),
+            Phase::Refused { body, .. } => {
+                let room = self.rules.error_bytes_max.saturating_sub(body.len());
+                body.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or_default());
+                // An endless error body must not keep the next candidate waiting.
+                if bytes.len() >= room { self.refused() } else { Step::Hold }
+            }
+            Phase::Stream { scanner, .. } => {
+                scanner.push(bytes);
+                self.events()
+            }
+            Phase::Whole { text, .. } => {
+                text.extend_from_slice(bytes);
+                self.whole_piece(bytes.len())
+            }
+            Phase::Passing => self.forward(bytes.clone(), End::Open),
+            Phase::Over => Step::Hold,
+        }
+    }
+
+    /// The body has ended as its framing says.
+    pub fn end(&mut self) -> Step {
+        match &mut self.phase {
+            Phase::AwaitHead => refuse(Failure::Broken),
+            Phase::Refused { .. } => self.refused(),
+            Phase::Stream { .. } => self.stream_end(),
+            Phase::Whole { .. } => self.whole_end(),
+            Phase::Passing => {
+                self.settled = true;
+                self.ended = Ended::Properly;
+                self.forward(Bytes::new(), End::Over)
+            }
+            Phase::Over => Step::Hold,
+        }
+    }
+
+    /// The upstream broke off, or a timer ran out.
+    pub fn fail(&mut self, failure: Failure) -> Step {
+        if let Phase::Over = self.phase {
+            return Step::Hold;
+        }
+        if self.settled {
+            self.ended = Ended::Properly;
+            return self.forward(Bytes::new(), End::Over);
+        }
+        if let (false, Phase::Refused { .. }) = (self.committed, &self.phase) {
+            return self.refused();
+        }
+        if !self.committed {
+            return refuse(failure);
+        }
+        self.break_off(failure)
+    }
+
+    fn refused(&mut self) -> Step {
+        let Phase::Refused { status, body } = &self.phase else { return refuse(Failure::Ours) };
+        let error = self.dialect.error(*status, body);
+        Step::Failed(Refusal { failure: failure_of(&error), error })
+    }
+
+    fn events(&mut self) -> Step {
+        let mut out = BytesMut::new();
+        let mut end = End::Open;
+        while let Phase::Stream { scanner, done, .. } = &mut self.phase {
+            if *done {
+                // Whatever follows the terminal event is nobody's.
+                *scanner = Scanner::default();
+                break;
+            }
+            let Some(event) = scanner.next_event() else { break };
+            match self.event(&event, &mut out) {
+                Ok(End::Open) => {}
+                Ok(other) => {
+                    end = other;
+                    if end == End::Over {
+                        break;
+                    }
+                }
+                Err(refusal) => return Step::Failed(refusal),
+            }
+        }
+        if !self.committed {
+            let Phase::Stream { scanner, .. } = &self.phase else { return Step::Hold };
+            let pending = scanner.pending_bytes();
+            if pending.len() < self.rules.hold_bytes_max {
+                return Step::Hold;
+            }
+            if memchr::memmem::find(pending, b"\"error\"").is_some() {
+                return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+            }
+            self.commit(&mut out);
+        }
+        self.forward(out.freeze(), end)
+    }
+
+    /// Judges one event and puts what the caller may see of it into `out`, or among the held ones.
+    fn event(&mut self, event: &Event, out: &mut BytesMut) -> Result<End, Refusal> {
+        let piece = self.dialect.event(event, &self.shape);
+        self.count(&piece);
+        let Piece { kind, edits, .. } = piece;
+        match kind {
+            Kind::Meaningful => {
+                if !self.committed {
+                    self.commit(out);
+                }
+                out.extend_from_slice(&seen(event, edits));
+                Ok(End::Open)
+            }
+            Kind::Opener if self.committed => {
+                out.extend_from_slice(&seen(event, edits));
+                Ok(End::Open)
+            }
+            Kind::Opener => {
+                if let (Phase::Stream { held, .. }, true) = (&mut self.phase, event.data.is_some()) {
+                    held.extend_from_slice(&seen(event, edits));
+                }
+                Ok(End::Open)
+            }
+            Kind::UsageOnly => Ok(End::Open),
+            Kind::Done if self.committed => {
+                self.done();
+                out.extend_from_slice(&Event::terminated(&event.raw));
+                Ok(End::Settle)
+            }
+            Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
+            Kind::Error(error) if self.committed => {
+                let ending = self.ending(&failure_of(&error));
+                out.extend_from_slice(&ending);
+                Ok(End::Over)
+            }
+            Kind::Error(error) => Err(Refusal { failure: failure_of(&error), error }),
+            Kind::Unreadable if self.committed => {
+                out.extend_from_slice(&event.raw);
+                Ok(End::Open)
+            }
+            Kind::Unreadable => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable))),
+        }
+    }
+
+    fn count(&mut self, piece: &Piece) {
+        self.meter.produce(piece.produced);
+        if let Some(report) = piece.usage {
+            self.meter.report(report);
+        }
+        self.finished |= piece.finishes;
+    }
+
+    fn commit(&mut self, out: &mut BytesMut) {
+        self.committed = true;
+        if let Phase::Stream { held, .. } = &mut self.phase {
+            out.extend_from_slice(&std::mem::take(held));
+        }
+    }
+
+    fn done(&mut self) {
+        self.settled = true;
+        if let Phase::Stream { done, .. } = &mut self.phase {
+            *done = true;
+        }
+    }
+
+    /// A clean end of the body. Without `[DONE]` a finish is enough; without either it was cut.
+    fn stream_end(&mut self) -> Step {
+        if self.settled {
+            self.ended = Ended::Properly;
+            return self.forward(Bytes::new(), End::Over);
+        }
+        let mut out = BytesMut::new();
+        let tail = if let Phase::Stream { scanner, .. } = &mut self.phase { scanner.finish() } else { None };
+        if let Some(mut event) = tail {
+            // An event that only lacks its blank line counts; half an event is dropped.
+            let whole =
+                event.data.as_deref().is_some_and(|d| d.trim_ascii() == b"[DONE]" || json::check(d).is_ok());
+            if whole {
+                event.raw = Event::terminated(&event.raw);
+                match self.event(&event, &mut out) {
+                    Ok(End::Over) => return self.forward(out.freeze(), End::Over),
+                    Ok(_) => {}
+                    Err(refusal) => return Step::Failed(refusal),
+                }
+            }
+        }
+        if !self.committed {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::Empty));
+        }
+        if self.settled || self.finished {
+            self.settled = true;
+            self.ended = Ended::Properly;
+        } else {
+            out.extend_from_slice(&self.ending(&Failure::Broken));
+        }
+        self.forward(out.freeze(), End::Over)
+    }
+
+    fn whole_piece(&mut self, latest: usize) -> Step {
+        let Phase::Whole { text, sent } = &mut self.phase else { return Step::Hold };
+        if text.len() <= self.rules.whole_bytes_max {
+            return Step::Hold;
+        }
+        if !self.committed {
+            let fails = !text.trim_ascii_start().starts_with(b"{")
+                || json::find_in_prefix(text, "error").is_some_and(|span| text.get(span) != Some(b"null"));
+            if fails {
+                return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+            }
+            rename_model(text, &self.shape.public_model);
+        }
+        // The latest piece stays here: it may be the last one.
+        let up_to = text.len().saturating_sub(latest).max(*sent);
+        let bytes = Bytes::copy_from_slice(text.get(*sent..up_to).unwrap_or_default());
+        *sent = up_to;
+        if text.len() > self.rules.read_bytes_max {
+            let rest = Bytes::copy_from_slice(text.get(up_to..).unwrap_or_default());
+            self.phase = Phase::Passing;
+            return self.forward([bytes, rest].concat().into(), End::Open);
+        }
+        self.forward(bytes, End::Open)
+    }
+
+    fn whole_end(&mut self) -> Step {
+        let Phase::Whole { text, sent } = &mut self.phase else { return Step::Hold };
+        if text.iter().all(u8::is_ascii_whitespace) {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::Empty));
+        }
+        let sent = *sent;
+        let text = std::mem::take(text).freeze();
+        let piece = self.dialect.whole(&text, &self.shape);
+        self.count(&piece);
+        let Piece { kind, mut edits, .. } = piece;
+        match kind {
+            Kind::Meaningful => {
+                self.settled = true;
+                self.ended = Ended::Properly;
+                let bytes = if self.committed || edits.is_empty() {
+                    text.slice(sent..)
+                } else {
+                    Bytes::from(json::apply(&text, &mut edits))
+                };
+                self.forward(bytes, End::Over)
+            }
+            Kind::Error(error) if !self.committed => {
+                Step::Failed(Refusal { failure: failure_of(&error), error })
+            }
+            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::UsageOnly | Kind::Done => {
+                if self.committed {
+                    self.break_off(Failure::Broken)
+                } else {
+                    refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable))
+                }
+            }
+        }
+    }
+
+    fn break_off(&mut self, failure: Failure) -> Step {
+        if !self.shape.stream {
+            self.ended = Ended::Broken(failure);
+            return self.forward(Bytes::new(), End::Break);
+        }
+        let bytes = self.ending(&failure);
+        self.forward(bytes, End::Over)
+    }
+
+    /// The error event that ends a committed stream.
+    fn ending(&mut self, failure: &Failure) -> Bytes {
+        self.ended = Ended::Broken(failure.clone());
+        let (reason, message) = if let Failure::Timeout(timer) = failure {
+            let message = format!("The answer stopped: its `{}` limit ran out.", timer.word());
+            (Reason::UpstreamTimeout, message)
+        } else {
+            (Reason::UpstreamFailed, "The answer broke off at the upstream.".to_owned())
+        };
+        self.dialect.error_event(&Rejection::new(reason, message))
+    }
+
+    /// The only way out for bytes; the first of them take the head along.
+    fn forward(&mut self, bytes: Bytes, end: End) -> Step {
+        let commits = !self.head_sent;
+        self.committed = true;
+        if bytes.is_empty() && end == End::Open && !commits {
+            return Step::Hold;
+        }
+        self.head_sent = true;
+        if matches!(end, End::Over | End::Break) {
+            self.phase = Phase::Over;
+        }
+        Step::Forward(Forward { bytes, commits, end })
+    }
+}
+
+fn refuse(failure: Failure) -> Step {
+    Step::Failed(refusal(failure))
+}
+
+fn refusal(failure: Failure) -> Refusal {
+    Refusal { failure, error: UpstreamError::default() }
+}
+
+/// What an upstream's error means for the plan: its words first, then its status.
+fn failure_of(error: &UpstreamError) -> Failure {
+    if error.is_about_our_credential() {
+        return Failure::Credential(error.status);
+    }
+    Failure::from_status(error.status)
+}
+
+/// The bytes of an event as the caller sees them. An event that spans several lines is written anew
+/// as one, since the edits are spans of its joined data.
+fn seen(event: &Event, mut edits: Vec<Edit>) -> Bytes {
+    let Some(data) = event.data.as_ref().filter(|_| !edits.is_empty()) else { return event.raw.clone() };
+    let data = json::apply(data, &mut edits);
+    event.with_data(&data).unwrap_or_else(|| {
+        let mut out = BytesMut::new();
+        if !event.name.is_empty() {
+            out.extend_from_slice(b"event: ");
+            out.extend_from_slice(&event.name);
+            out.extend_from_slice(b"\n");
+        }
+        for line in data.split(|b| *b == b'\n') {
+            out.extend_from_slice(b"data: ");
+            out.extend_from_slice(line);
+            out.extend_from_slice(b"\n");
+        }
+        out.extend_from_slice(b"\n");
+        out.freeze()
+    })
+}
+
+/// Puts the public name into a JSON text whose end has not come yet.
+fn rename_model(text: &mut BytesMut, public: &str) {
+    let Some(span) = json::find_in_prefix(text, "model") else { return };
+    let with = serde_json::Value::from(public).to_string().into_bytes();
+    if text.get(span.clone()) != Some(with.as_slice()) {
+        let renamed = json::apply(text, &mut [Edit { span, with }]);
+        *text = BytesMut::from(renamed.as_slice());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::upstream::failure::Timer;
+
+    const ROLE: &str = r#"data: {"model":"gpt-a","choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+    const HELLO: &str =
+        r#"data: {"model":"gpt-a","choices":[{"delta":{"content":"Hello"},"finish_reason":null}]}"#;
+    const STOP: &str = r#"data: {"model":"gpt-a","choices":[{"delta":{},"finish_reason":"stop"}]}"#;
+    const USAGE: &str =
+        r#"data: {"model":"gpt-a","choices":[],"usage":{"prompt_tokens":10,"completion_tokens":5}}"#;
+    const DONE: &str = "data: [DONE]";
+    const BUSY: &str = r#"data: {"error":{"message":"upstream busy","code":429}}"#;
+
+    fn answer(stream: bool, wants_usage: bool) -> Answer {
+        let shape = Shape { stream, wants_usage, public_model: "gpt-a".into() };
+        Answer::new(Dialect::OpenAi, shape, Rules::default())
+    }
+
+    fn events(lines: &[&str]) -> String {
+        lines.iter().map(|line| format!("{line}\n\n")).collect()
+    }
+
+    /// Plays a stream in the given pieces; what went out, and the refusal if it failed.
+    fn play(answer: &mut Answer, parts: &[&[u8]]) -> (Vec<u8>, Option<Refusal>, Vec<End>) {
+        let (mut out, mut ends) = (vec![], vec![]);
+        let kind = if answer.shape.stream { "text/event-stream" } else { "application/json" };
+        let mut steps = vec![answer.head(200, Some(kind), None)];
+        for part in parts {
+            steps.push(answer.body(&Bytes::copy_from_slice(part)));
+            if matches!(steps.last(), Some(Step::Failed(_))) {
+                break;
+            }
+        }
+        if !matches!(steps.last(), Some(Step::Failed(_))) {
+            steps.push(answer.end());
+        }
+        let mut seen_head = false;
+        for step in steps {
+            match step {
+                Step::Hold => {}
+                Step::Forward(forward) => {
+                    assert_eq!(forward.commits, !seen_head, "the head goes out once, and first");
+                    seen_head = true;
+                    out.extend_from_slice(&forward.bytes);
+                    ends.push(forward.end);
+                }
+                Step::Failed(refusal) => return (out, Some(refusal), ends),
+            }
+        }
+        (out, None, ends)
+    }
+
+    fn text(bytes: &[u8]) -> String {
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    #[test]
+    fn openers_are_held_until_content_comes() {
+        let mut answer = answer(true, false);
+        answer.head(200, Some("text/event-stream"), None);
+        assert!(matches!(answer.body(&events(&[": ping", ROLE]).into()), Step::Hold));
+        let Step::Forward(forward) = answer.body(&events(&[HELLO]).into()) else { panic!("commits") };
+        assert!(forward.commits);
+        assert_eq!(text(&forward.bytes), events(&[ROLE, HELLO]), "comments are dropped while holding");
+    }
+
+    #[test]
+    fn a_healthy_stream_passes_unchanged_but_for_usage_nobody_asked_for() {
+        let whole = events(&[ROLE, HELLO, STOP, USAGE, DONE]);
+        let (out, refusal, ends) = play(&mut answer(true, false), &[whole.as_bytes()]);
+        assert_eq!((text(&out), refusal), (events(&[ROLE, HELLO, STOP, DONE]), None));
+        assert_eq!(ends, [End::Settle, End::Over]);
+        let mut asked = answer(true, true);
+        assert_eq!(text(&play(&mut asked, &[whole.as_bytes()]).0), whole);
+        let used = asked.used(99);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
+    }
+
+    #[test]
+    fn an_error_before_content_fails_over_and_says_nothing() {
+        for stream in [events(&[BUSY]), events(&[ROLE, BUSY]), events(&[": ping", ROLE, BUSY])] {
+            let (out, refusal, _) = play(&mut answer(true, false), &[stream.as_bytes()]);
+            assert!(out.is_empty());
+            assert_eq!(refusal.unwrap().failure, Failure::Status(429));
+        }
+    }
+
+    #[test]
+    fn a_callers_fault_as_first_event_is_not_failed_over() {
+        let event = r#"data: {"error":{"message":"too long","type":"invalid_request_error","code":"context_length_exceeded"}}"#;
+        let (_, refusal, _) = play(&mut answer(true, false), &[events(&[event]).as_bytes()]);
+        let refusal = refusal.unwrap();
+        assert_eq!(refusal.failure, Failure::CallerFault(400));
+        assert_eq!(refusal.error.code, "context_length_exceeded");
+    }
+
+    #[test]
+    fn an_error_after_content_ends_the_stream_with_an_error_event() {
+        let stream = events(&[HELLO, BUSY, DONE]);
+        let mut answer = answer(true, false);
+        let (out, refusal, _) = play(&mut answer, &[stream.as_bytes()]);
+        let out = text(&out);
+        assert!(refusal.is_none() && out.contains("\"error\"") && !out.contains("[DONE]"), "{out}");
+        assert!(!out.contains("upstream busy"), "the upstream's words stay inside");
+        assert_eq!(answer.ended(), &Ended::Broken(Failure::Status(429)));
+    }
+
+    #[test]
+    fn a_stream_without_any_end_is_a_cut_one() {
+        let mut cut = answer(true, false);
+        let (out, _, _) = play(&mut cut, &[events(&[ROLE, HELLO]).as_bytes()]);
+        assert!(text(&out).contains("\"error\""));
+        assert_eq!(cut.ended(), &Ended::Broken(Failure::Broken));
+        for end in [events(&[HELLO, DONE]), events(&[HELLO, STOP])] {
+            let mut whole = answer(true, false);
+            let (out, _, _) = play(&mut whole, &[end.as_bytes()]);
+            assert!(!text(&out).contains("\"error\""));
+            assert_eq!(whole.ended(), &Ended::Properly);
+        }
+    }
+
+    #[test]
+    fn the_rest_without_a_blank_line_is_ended_for_the_caller() {
+        let stream = format!("{}{USAGE}", events(&[HELLO, STOP]));
+        let mut asked = answer(true, true);
+        let (out, _, _) = play(&mut asked, &[stream.as_bytes()]);
+        assert_eq!(text(&out), events(&[HELLO, STOP, USAGE]));
+        assert_eq!(asked.used(0).usage.output, 5);
+    }
+
+    #[test]
+    fn half_an_event_is_not_forwarded() {
+        let stream = format!("{}{}", events(&[HELLO]), &STOP[..30]);
+        let (out, _, _) = play(&mut answer(true, false), &[stream.as_bytes()]);
+        for event in text(&out).split("\n\n").filter(|e| !e.is_empty()) {
+            json::check(event.trim_start_matches("data: ").as_bytes()).unwrap();
+        }
+        assert!(text(&out).contains("\"error\""));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused() {
+        let stream = |body: &str| play(&mut answer(true, false), &[body.as_bytes()]).1.unwrap().failure;
+        assert_eq!(stream(""), Failure::NotAnAnswer(NotAnAnswer::Empty));
+        assert_eq!(stream(&events(&[ROLE])), Failure::NotAnAnswer(NotAnAnswer::Empty));
+        assert_eq!(stream(&events(&[DONE])), Failure::NotAnAnswer(NotAnAnswer::Empty));
+        assert_eq!(stream("data: hello\n\n"), Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+        let whole = |body: &str| play(&mut answer(false, false), &[body.as_bytes()]).1.unwrap().failure;
+        assert_eq!(whole(" "), Failure::NotAnAnswer(NotAnAnswer::Empty));
+        assert_eq!(whole("<html>"), Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+        assert_eq!(whole(&events(&[HELLO])), Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+        assert_eq!(whole(r#"{"error":{"code":503}}"#), Failure::Status(503));
+        for (stream, kind) in [(true, "text/html"), (true, "application/json"), (false, "text/event-stream")]
+        {
+            assert!(matches!(answer(stream, false).head(200, Some(kind), None), Step::Failed(_)), "{kind}");
+        }
+        assert!(matches!(answer(true, false).head(200, None, Some("gzip")), Step::Failed(_)));
+    }
+
+    #[test]
+    fn a_refused_attempts_body_is_kept() {
+        let mut refused = answer(true, false);
+        refused.head(422, Some("application/json"), None);
+        refused.body(&r#"{"error":{"message":"bad","code":"c"}}"#.into());
+        let Step::Failed(refusal) = refused.end() else { panic!("fails") };
+        assert_eq!((refusal.failure, refusal.error.message.as_str()), (Failure::CallerFault(422), "bad"));
+    }
+
+    #[test]
+    fn a_large_unfinished_first_event_commits_unless_it_speaks_of_an_error() {
+        let large = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}", "x".repeat(300 << 10));
+        let mut fine = answer(true, false);
+        fine.head(200, Some("text/event-stream"), None);
+        assert!(matches!(fine.body(&large.into()), Step::Forward(Forward { commits: true, .. })));
+        let bad = format!("data: {{\"error\":{{\"message\":\"{}", "x".repeat(300 << 10));
+        let mut broken = answer(true, false);
+        broken.head(200, Some("text/event-stream"), None);
+        assert!(matches!(broken.body(&bad.into()), Step::Failed(_)));
+    }
+
+    #[test]
+    fn a_long_json_text_commits_early_and_keeps_its_last_piece_back() {
+        let body = format!(
+            r#"{{"id":"x","model":"up-a","choices":[{{"message":{{"content":"{}"}}}}],"usage":{{"prompt_tokens":1,"completion_tokens":2}}}}"#,
+            "y".repeat(200 << 10)
+        );
+        let parts: Vec<&[u8]> = body.as_bytes().chunks(50_000).collect();
+        let mut long = answer(false, false);
+        let (out, refusal, ends) = play(&mut long, &parts);
+        assert_eq!((refusal, text(&out)), (None, body.replace("up-a", "gpt-a")));
+        assert!(ends.len() > 2 && long.used(0).usage.output == 2);
+    }
+
+    #[test]
+    fn a_timer_after_the_commit_is_said_in_the_stream() {
+        let mut idle = answer(true, false);
+        idle.head(200, Some("text/event-stream"), None);
+        idle.body(&events(&[HELLO]).into());
+        let Step::Forward(last) = idle.fail(Failure::Timeout(Timer::Idle)) else { panic!("an event") };
+        assert!(text(&last.bytes).contains("upstream_timeout") && last.end == End::Over);
+        let mut before = answer(true, false);
+        assert!(matches!(before.fail(Failure::Timeout(Timer::FirstByte)), Step::Failed(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_answer(
+            picks in prop::collection::vec(0_usize..8, 0..14), size in 1_usize..40, wants_usage: bool,
+        ) {
+            let all = [ROLE, HELLO, STOP, USAGE, DONE, BUSY, ": ping", "data: junk"];
+            let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
+            let stream = events(&lines);
+            let (mut one, mut many) = (answer(true, wants_usage), answer(true, wants_usage));
+            let whole = play(&mut one, &[stream.as_bytes()]);
+            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            let split = play(&mut many, &parts);
+            prop_assert_eq!(text(&split.0), text(&whole.0));
+            prop_assert_eq!(split.1, whole.1);
+            prop_assert_eq!(many.used(3), one.used(3));
+            prop_assert_eq!(many.ended(), one.ended());
+        }
+
+        #[test]
+        fn a_whole_answer_does_not_depend_on_the_split(size in 1_usize..70_000, filler in 0_usize..150_000) {
+            let body = format!(
+                r#"{{"model":"up-a","choices":[{{"message":{{"content":"{}"}}}}]}}"#, "z".repeat(filler)
+            );
+            let (mut one, mut many) = (answer(false, false), answer(false, false));
+            let parts: Vec<&[u8]> = body.as_bytes().chunks(size).collect();
+            prop_assert_eq!(play(&mut many, &parts).0, play(&mut one, &[body.as_bytes()]).0);
+        }
+    }
+}

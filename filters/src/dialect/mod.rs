@@ -1,0 +1,144 @@
+//! What the providers' languages have in common, and the one door to each of them.
+//!
+//! Rooms outside ask a [`Dialect`]; nothing outside this folder knows a field name of a provider.
+
+pub mod openai;
+
+use bytes::Bytes;
+
+use crate::facts::Facts;
+use crate::hold::Bound;
+use crate::json::Edit;
+use crate::meter::{Produced, UsageReport};
+use crate::stream::sse::Event;
+use crate::verdict::{Rejection, UpstreamError};
+
+/// A provider's language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// `OpenAI`'s chat completions and whatever is compatible with them.
+    OpenAi,
+}
+
+/// What one upstream of a dialect needs or cannot bear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manners {
+    /// The model as the upstream calls it.
+    pub native_model: String,
+    /// It understands `stream_options`.
+    pub stream_usage: bool,
+    /// The field that takes our output bound.
+    pub output_field: OutputField,
+}
+
+/// Which field an upstream reads its output bound from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OutputField {
+    /// The current one; the only one that reasoning models accept.
+    MaxCompletionTokens,
+    /// What older servers know.
+    MaxTokens,
+}
+
+/// What an event of a stream, or a whole answer, is to the gate and the meter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// What it is.
+    pub kind: Kind,
+    /// A usage report in it.
+    pub usage: Option<UsageReport>,
+    /// What it produced.
+    pub produced: Produced,
+    /// It says that the answer is finished.
+    pub finishes: bool,
+    /// What to change before the caller sees it.
+    pub edits: Vec<Edit>,
+}
+
+/// Kinds of pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Content, a tool call, reasoning or a finish: this is an answer.
+    Meaningful,
+    /// It opens or accompanies an answer without being one.
+    Opener,
+    /// Usage and nothing else, which the caller did not ask for.
+    UsageOnly,
+    /// The end of the stream.
+    Done,
+    /// An error in place of an answer.
+    Error(UpstreamError),
+    /// Not of this dialect.
+    Unreadable,
+}
+
+/// What the caller asked for that shapes the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Events, not one JSON text.
+    pub stream: bool,
+    /// Usage stays in the stream.
+    pub wants_usage: bool,
+    /// The name that the answer's `model` shows.
+    pub public_model: String,
+}
+
+impl Dialect {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn read(self, body: &[u8]) -> Result<Facts, Rejection> {
+        match self {
+            Self::OpenAi => openai::request::read(body),
+        }
+    }
+
+    /// What to change in the body for one upstream.
+    #[must_use]
+    pub fn edits(self, body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
+        match self {
+            Self::OpenAi => openai::request::edits(body, facts, bound, manners),
+        }
+    }
+
+    /// What an event of a stream is.
+    #[must_use]
+    pub fn event(self, event: &Event, shape: &Shape) -> Piece {
+        match self {
+            Self::OpenAi => openai::answer::event(event, shape),
+        }
+    }
+
+    /// What a whole answer is.
+    #[must_use]
+    pub fn whole(self, body: &[u8], shape: &Shape) -> Piece {
+        match self {
+            Self::OpenAi => openai::answer::whole(body, shape),
+        }
+    }
+
+    /// What an error status with its body says.
+    #[must_use]
+    pub fn error(self, status: u16, body: &[u8]) -> UpstreamError {
+        match self {
+            Self::OpenAi => openai::error::read(status, body),
+        }
+    }
+
+    /// An error as the body of a response.
+    #[must_use]
+    pub fn error_body(self, rejection: &Rejection) -> Bytes {
+        match self {
+            Self::OpenAi => openai::error::body(rejection),
+        }
+    }
+
+    /// An error as the last event of a stream that has begun.
+    #[must_use]
+    pub fn error_event(self, rejection: &Rejection) -> Bytes {
+        match self {
+            Self::OpenAi => openai::error::event(rejection),
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! A chat completion's answer: what each event is, what was used, what the caller must not see.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::{Kind, Piece, Shape};
+use super::error;
+use crate::json::{self, Edit, Member};
+use crate::meter::{Produced, UsageReport};
+use crate::stream::sse::Event;
+use crate::stream::usage::{Reported, Usage};
+
+/// A count above this is a fault, not a use.
+const TOKENS_MAX: u64 = 1_000_000_000_000;
+
+/// What an event is.
+#[must_use]
+pub fn event(event: &Event, shape: &Shape) -> Piece {
+    let Some(data) = event.data.as_deref() else { return Piece::of(Kind::Opener) };
+    if data.trim_ascii() == b"[DONE]" {
+        return Piece::of(Kind::Done);
+    }
+    let Some(object) = Object::read(data) else { return Piece::of(Kind::Unreadable) };
+    if let Some(text) = object.error(event.name.as_ref() == b"error") {
+        return Piece::of(Kind::Error(error::read_event(text)));
+    }
+    let Some(choices) = object.choices() else { return Piece::of(Kind::Unreadable) };
+    let mut piece = Piece::of(Kind::Opener);
+    for choice in &choices {
+        let says_more = choice.delta.as_ref().is_some_and(|delta| delta.count(&mut piece.produced));
+        piece.finishes |= choice.finish_reason.is_some();
+        if says_more || choice.finish_reason.is_some() {
+            piece.kind = Kind::Meaningful;
+        }
+    }
+    piece.usage = object.usage();
+    if choices.is_empty() && piece.usage.is_some() && !shape.wants_usage {
+        piece.kind = Kind::UsageOnly;
+    }
+    piece.edits = object.edits(shape, !shape.wants_usage);
+    piece
+}
+
+/// What a whole answer is.
+#[must_use]
+pub fn whole(body: &[u8], shape: &Shape) -> Piece {
+    if json::check(body).is_err() {
+        return Piece::of(Kind::Unreadable);
+    }
+    let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
+    if let Some(text) = object.error(false) {
+        return Piece::of(Kind::Error(error::read_event(text)));
+    }
+    let Some(choices) = object.choices() else { return Piece::of(Kind::Unreadable) };
+    let mut piece = Piece::of(Kind::Meaningful);
+    for choice in &choices {
+        if let Some(message) = &choice.message {
+            message.count(&mut piece.produced);
+        }
+    }
+    piece.finishes = true;
+    piece.usage = object.usage();
+    piece.edits = object.edits(shape, false);
+    piece
+}
+
+impl Piece {
+    fn of(kind: Kind) -> Self {
+        Self { kind, usage: None, produced: Produced::default(), finishes: false, edits: vec![] }
+    }
+}
+
+struct Object<'a> {
+    text: &'a str,
+    members: Vec<Member<'a>>,
+}
+
+impl<'a> Object<'a> {
+    fn read(text: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let members = json::members(text).ok()?;
+        Some(Self { text, members })
+    }
+
+    fn value(&self, key: &str) -> Option<&'a str> {
+        let member = self.members.iter().find(|m| m.key == key)?;
+        self.text.get(member.value.clone()).filter(|text| *text != "null")
+    }
+
+    /// The error in it: a member of that name, or the object itself where the event or its `type`
+    /// says so (the shape of the responses API).
+    fn error(&self, named: bool) -> Option<&'a str> {
+        self.value("error").or_else(|| {
+            let says_so = named || self.value("type") == Some("\"error\"");
+            says_so.then_some(self.text)
+        })
+    }
+
+    fn choices(&self) -> Option<Vec<Choice<'a>>> {
+        serde_json::from_str(self.value("choices")?).ok()
+    }
+
+    fn usage(&self) -> Option<UsageReport> {
+        let value: Value = serde_json::from_str(self.value("usage")?).unwrap_or_default();
+        Some(read_usage(&value).map_or(UsageReport::Unbelievable, UsageReport::Believable))
+    }
+
+    /// The public model name in, and usage out where nobody asked for it.
+    fn edits(&self, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
+        let mut edits = vec![];
+        for member in &self.members {
+            let value = self.text.get(member.value.clone()).unwrap_or_default();
+            if member.key == "model" && value.trim_matches('"') != shape.public_model {
+                let name = Value::from(shape.public_model.as_str()).to_string();
+                edits.push(Edit { span: member.value.clone(), with: name.into_bytes() });
+            }
+            if member.key == "usage" && strip_usage {
+                edits.push(Edit { span: member.whole.clone(), with: vec![] });
+            }
+        }
+        edits
+    }
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: Option<Said<'a>>,
+    #[serde(borrow)]
+    message: Option<Said<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<Cow<'a, str>>,
+}
+
+/// What a delta or a message says. Reasoning has several names among compatible servers.
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(borrow)]
+    content: Option<Spoken<'a>>,
+    #[serde(borrow)]
+    refusal: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    reasoning_content: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    reasoning: Option<Spoken<'a>>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<ToolCall<'a>>>,
+    #[serde(borrow)]
+    function_call: Option<Function<'a>>,
+    audio: Option<serde::de::IgnoredAny>,
+}
+
+/// Text, or a list of parts of which only the size matters.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Spoken<'a>(#[serde(borrow)] &'a serde_json::value::RawValue);
+
+impl Spoken<'_> {
+    /// Bytes of text: exact for a string without escapes, an upper bound else.
+    fn bytes(&self) -> u64 {
+        let text = self.0.get();
+        let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
+        if matches!(text, "null" | "[]" | "{}") { 0 } else { size(text) }
+    }
+}
+
+#[derive(Deserialize)]
+struct ToolCall<'a> {
+    #[serde(borrow)]
+    function: Option<Function<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Function<'a> {
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    arguments: Option<Cow<'a, str>>,
+}
+
+impl Said<'_> {
+    /// Counts what it says; answers whether it says anything.
+    fn count(&self, produced: &mut Produced) -> bool {
+        let text = |part: &Option<Cow<'_, str>>| part.as_deref().map_or(0, size);
+        let raw = |part: &Option<Spoken<'_>>| part.as_ref().map_or(0, Spoken::bytes);
+        let mut bytes = raw(&self.content) + text(&self.refusal);
+        bytes += text(&self.reasoning_content).max(raw(&self.reasoning));
+        let calls = self.tool_calls.as_deref().unwrap_or_default();
+        let functions = calls.iter().filter_map(|call| call.function.as_ref());
+        for function in functions.chain(&self.function_call) {
+            bytes += text(&function.name) + text(&function.arguments);
+            produced.tool_calls += u64::from(function.name.is_some());
+        }
+        produced.text_bytes += bytes;
+        bytes > 0 || !calls.is_empty() || self.function_call.is_some() || self.audio.is_some()
+    }
+}
+
+fn size(text: &str) -> u64 {
+    u64::try_from(text.len()).unwrap_or(u64::MAX)
+}
+
+/// `prompt_tokens` contains the cached and the audio ones; `completion_tokens` contains reasoning.
+/// `None` when a count cannot be believed.
+fn read_usage(usage: &Value) -> Option<Reported> {
+    let detail = |group: &str, key: &str| match usage.get(group).and_then(|g| g.get(key)) {
+        None | Some(Value::Null) => Some(0),
+        Some(value) => count(value),
+    };
+    let prompt = match usage.get("prompt_tokens") {
+        Some(value) => count(value)?,
+        None => count(usage.get("total_tokens")?)?,
+    };
+    let output = match usage.get("completion_tokens") {
+        None | Some(Value::Null) => 0,
+        Some(value) => count(value)?,
+    };
+    let cached = detail("prompt_tokens_details", "cached_tokens")?;
+    let written = detail("prompt_tokens_details", "cache_write_tokens")?;
+    let audio = detail("prompt_tokens_details", "audio_tokens")?;
+    let reasoning = detail("completion_tokens_details", "reasoning_tokens")?;
+
+    // More parts than the whole: clamp one after the other, so that no line becomes negative.
+    let cache_read = cached.min(prompt);
+    let cache_write_5m = written.min(prompt - cache_read);
+    let audio_input = audio.min(prompt - cache_read - cache_write_5m);
+    let input = prompt - cache_read - cache_write_5m - audio_input;
+    let anomaly = (cache_read, cache_write_5m, audio_input) != (cached, written, audio) || reasoning > output;
+    let usage =
+        Usage { input, cache_read, cache_write_5m, cache_write_1h: 0, audio_input, output, reasoning };
+    Some(Reported { usage, anomaly })
+}
+
+/// A token count: whole, or written as `12.0` or `"12"` by servers that know no better.
+fn count(value: &Value) -> Option<u64> {
+    let whole = match value {
+        Value::Number(number) => match number.as_u64() {
+            Some(whole) => Some(whole),
+            None => whole_float(number.as_f64()?),
+        },
+        Value::String(text) => text.trim().parse().ok().or_else(|| whole_float(text.trim().parse().ok()?)),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    };
+    whole.filter(|n| *n <= TOKENS_MAX)
+}
+
+fn whole_float(number: f64) -> Option<u64> {
+    let sound = number.is_finite() && number.fract() == 0.0 && (0.0..=1e12).contains(&number);
+    // Through text, since a cast would be silent about what it loses.
+    sound.then(|| format!("{number:.0}").parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::stream::sse::Scanner;
+
+    fn shape(wants_usage: bool) -> Shape {
+        Shape { stream: true, wants_usage, public_model: "gpt-a".into() }
+    }
+
+    fn piece(data: &str, wants_usage: bool) -> (Piece, String) {
+        let mut scanner = Scanner::default();
+        scanner.push(format!("data: {data}\n\n").as_bytes());
+        let found = scanner.next_event().unwrap();
+        let piece = event(&found, &shape(wants_usage));
+        let data = found.data.unwrap();
+        let out = json::apply(&data, &mut piece.edits.clone());
+        (piece, String::from_utf8(out).unwrap())
+    }
+
+    fn chunk(delta: &str, finish: &str) -> String {
+        format!(
+            r#"{{"id":"c","model":"up-a","choices":[{{"index":0,"delta":{delta},"finish_reason":{finish}}}]}}"#
+        )
+    }
+
+    fn usage(text: &str) -> Option<Reported> {
+        read_usage(&serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn openers_are_not_an_answer() {
+        for delta in [r#"{"role":"assistant","content":""}"#, "{}", r#"{"role":"assistant","content":null}"#]
+        {
+            assert_eq!(piece(&chunk(delta, "null"), false).0.kind, Kind::Opener, "{delta}");
+        }
+        assert_eq!(piece(r#"{"choices":[]}"#, false).0.kind, Kind::Opener);
+        assert_eq!(piece(r#"{"choices":[],"usage":null}"#, false).0.kind, Kind::Opener);
+    }
+
+    #[test]
+    fn content_reasoning_tools_and_finishes_are_an_answer() {
+        for delta in [
+            r#"{"content":"H"}"#,
+            r#"{"reasoning_content":"hm"}"#,
+            r#"{"reasoning":"hm"}"#,
+            r#"{"refusal":"no"}"#,
+            r#"{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}"#,
+        ] {
+            assert_eq!(piece(&chunk(delta, "null"), false).0.kind, Kind::Meaningful, "{delta}");
+        }
+        let (last, _) = piece(&chunk("{}", "\"stop\""), false);
+        assert!(last.finishes && last.kind == Kind::Meaningful);
+    }
+
+    #[test]
+    fn usage_that_nobody_asked_for_is_hidden() {
+        let alone = r#"{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":5}}"#;
+        assert_eq!(piece(alone, false).0.kind, Kind::UsageOnly);
+        assert_eq!(piece(alone, true).0.kind, Kind::Opener);
+        let beside = r#"{"model":"gpt-a","choices":[{"delta":{"content":"x"}}],"usage":null}"#;
+        assert_eq!(piece(beside, false).1, r#"{"model":"gpt-a","choices":[{"delta":{"content":"x"}}]}"#);
+        assert_eq!(piece(beside, true).1, beside);
+    }
+
+    #[test]
+    fn the_public_name_of_the_model_is_shown() {
+        assert!(piece(&chunk("{}", "null"), true).1.contains(r#""model":"gpt-a""#));
+    }
+
+    #[test]
+    fn the_end_and_errors_are_known() {
+        assert_eq!(piece("[DONE]", false).0.kind, Kind::Done);
+        for text in [
+            r#"{"error":{"message":"busy","code":429}}"#,
+            r#"{"type":"error","code":"429","message":"busy"}"#,
+        ] {
+            assert!(matches!(piece(text, false).0.kind, Kind::Error(e) if e.status == 429), "{text}");
+        }
+        assert_eq!(piece(r#"{"error":null,"choices":[]}"#, false).0.kind, Kind::Opener);
+        for text in ["hello", "{\"x\":1}", "[]", "{\"choices\":1}"] {
+            assert_eq!(piece(text, false).0.kind, Kind::Unreadable, "{text}");
+        }
+    }
+
+    #[test]
+    fn cached_tokens_are_part_of_the_prompt() {
+        let found = usage(
+            r#"{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":60}}"#,
+        );
+        let found = found.unwrap();
+        assert_eq!((found.usage.input, found.usage.cache_read, found.anomaly), (40, 60, false));
+    }
+
+    #[test]
+    fn parts_above_the_whole_are_clamped_and_flagged() {
+        let found = usage(
+            r#"{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":160}}"#,
+        );
+        let found = found.unwrap();
+        assert_eq!((found.usage.input, found.usage.cache_read, found.anomaly), (0, 100, true));
+    }
+
+    #[test]
+    fn odd_numbers_are_read_and_impossible_ones_are_not_believed() {
+        let found = usage(r#"{"prompt_tokens":10.0,"completion_tokens":"5"}"#).unwrap();
+        assert_eq!((found.usage.input, found.usage.output), (10, 5));
+        for text in [
+            r#"{"prompt_tokens":-1,"completion_tokens":5}"#,
+            r#"{"prompt_tokens":12.5,"completion_tokens":5}"#,
+            r#"{"prompt_tokens":"many","completion_tokens":5}"#,
+            r#"{"prompt_tokens":1e18,"completion_tokens":5}"#,
+            r"{}",
+        ] {
+            assert_eq!(usage(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_whole_answer_is_read_and_keeps_its_usage() {
+        let text = r#"{"id":"c","model":"up-a","choices":[{"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":5}}"#;
+        let piece = whole(text.as_bytes(), &shape(false));
+        assert_eq!((piece.kind, piece.produced.text_bytes), (Kind::Meaningful, 5));
+        assert!(matches!(piece.usage, Some(UsageReport::Believable(_))));
+        assert_eq!(piece.edits.len(), 1, "the model, and not the usage");
+        for text in ["", "<html></html>", "{}", "[]", r#"{"choices":null}"#, "data: {}"] {
+            assert_eq!(whole(text.as_bytes(), &shape(false)).kind, Kind::Unreadable, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_events_never_panic(data in "\\PC{0,60}", json in "[\\[\\]{}\",:choicesuag0-9.-]{0,60}") {
+            for text in [data, json] {
+                let raw = Bytes::from(text);
+                let found = Event { raw: raw.clone(), name: Bytes::new(), data: Some(raw.clone()), data_span: Some(0..raw.len()) };
+                let _ = event(&found, &shape(false));
+                let _ = whole(&raw, &shape(false));
+            }
+        }
+    }
+}

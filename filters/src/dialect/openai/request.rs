@@ -1,0 +1,436 @@
+//! A chat completion request: what it asks for, and what an upstream gets to see of it.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::super::{Manners, OutputField};
+use crate::facts::{Facts, Input, Spans};
+use crate::hold::Bound;
+use crate::json::{self, Edit, Malformed, Member};
+use crate::verdict::{Reason, Rejection};
+
+/// The most choices of one call. `OpenAI` allows 128.
+const CHOICES_MAX: u64 = 128;
+/// The largest output bound that is taken seriously; far above any model's.
+const OUTPUT_TOKENS_MAX: u64 = 10_000_000;
+/// The longest name of a model, in bytes.
+const MODEL_BYTES_MAX: usize = 256;
+
+/// Fields that we act on: a second one of them could mean something else to the upstream.
+const ACTED_ON: [&str; 8] = [
+    "model",
+    "stream",
+    "stream_options",
+    "messages",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "web_search_options",
+];
+
+/// Reads a request.
+///
+/// # Errors
+/// A 400 that names the field and the way out.
+pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
+    let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
+    let text = json_text(body)?;
+    let members = json::members(text).map_err(malformed)?;
+    refuse_duplicates(&members)?;
+    let request = Fields { text, members };
+
+    let (model, model_span) = request.model()?;
+    let stream_options = request.stream_options()?;
+    let wants_usage = stream_options.as_ref().is_some_and(|(_, wants)| *wants);
+    let mut input = request.messages()?;
+    input.beyond_body |= request.value("web_search_options").is_some();
+    input.bytes = bytes.saturating_sub(input.bytes);
+    Ok(Facts {
+        model,
+        stream: request.flag("stream")?,
+        wants_usage,
+        output_limit: request.output_limit()?,
+        choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
+        input,
+        spans: Spans { model: model_span, stream_options: stream_options.map(|(span, _)| span) },
+    })
+}
+
+/// What to change for one upstream: its name of the model, usage in streams, our output bound.
+#[must_use]
+pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
+    let mut edits = Vec::with_capacity(3);
+    let model = &facts.spans.model;
+    if manners.native_model != facts.model {
+        let name = serde_json::Value::from(manners.native_model.as_str()).to_string();
+        edits.push(Edit { span: model.clone(), with: name.into_bytes() });
+    }
+    // New members go right behind `model`, which every request has.
+    let mut added = String::new();
+    if facts.stream && manners.stream_usage {
+        match &facts.spans.stream_options {
+            None => added.push_str(r#","stream_options":{"include_usage":true}"#),
+            Some(_) if facts.wants_usage => {}
+            Some(span) => {
+                let options = body.get(span.clone()).unwrap_or_default();
+                edits.push(Edit { span: span.clone(), with: with_usage(options) });
+            }
+        }
+    }
+    if let Some(limit) = bound.write_output {
+        let field = match manners.output_field {
+            OutputField::MaxCompletionTokens => "max_completion_tokens",
+            OutputField::MaxTokens => "max_tokens",
+        };
+        added.push_str(&format!(r#","{field}":{limit}"#));
+    }
+    if !added.is_empty() {
+        edits.push(Edit { span: model.end..model.end, with: added.into_bytes() });
+    }
+    edits
+}
+
+/// `stream_options` that ask for usage, whatever else they say.
+fn with_usage(options: &[u8]) -> Vec<u8> {
+    let text = std::str::from_utf8(options).unwrap_or_default();
+    let Ok(members) = json::members(text) else {
+        return br#"{"include_usage":true}"#.to_vec(); // it was `null`
+    };
+    let mut edits: Vec<Edit> = members
+        .iter()
+        .filter(|m| m.key == "include_usage")
+        .map(|m| Edit { span: m.value.clone(), with: b"true".to_vec() })
+        .collect();
+    if edits.is_empty() {
+        let comma = if members.is_empty() { "" } else { "," };
+        let with = format!(r#""include_usage":true{comma}"#).into_bytes();
+        edits.push(Edit { span: 1..1, with });
+    }
+    json::apply(options, &mut edits)
+}
+
+struct Fields<'a> {
+    text: &'a str,
+    members: Vec<Member<'a>>,
+}
+
+impl<'a> Fields<'a> {
+    fn member(&self, key: &str) -> Option<&Member<'a>> {
+        self.members.iter().find(|m| m.key == key)
+    }
+
+    /// The text of a value; `null` counts as absent, as the API treats it.
+    fn value(&self, key: &str) -> Option<&'a str> {
+        let text = self.text.get(self.member(key)?.value.clone())?;
+        (text != "null").then_some(text)
+    }
+
+    fn model(&self) -> Result<(String, std::ops::Range<usize>), Rejection> {
+        let missing = || {
+            Rejection::new(Reason::MissingField, "`model` is missing: name the model to use.").param("model")
+        };
+        let text = self.value("model").ok_or_else(missing)?;
+        let span = self.member("model").map(|m| m.value.clone()).ok_or_else(missing)?;
+        let model: String = serde_json::from_str(text)
+            .map_err(|_| invalid("model", "must be a string: the name of a model"))?;
+        if model.is_empty() || model.len() > MODEL_BYTES_MAX {
+            return Err(invalid("model", "must be the name of a model, of 1 to 256 bytes"));
+        }
+        Ok((model, span))
+    }
+
+    fn flag(&self, key: &'static str) -> Result<bool, Rejection> {
+        match self.value(key) {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => Err(invalid(key, "must be true or false")),
+        }
+    }
+
+    fn whole_number(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, Rejection> {
+        let Some(text) = self.value(key) else { return Ok(None) };
+        match text.parse::<u64>() {
+            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(invalid(key, &format!("must be a whole number from {least} to {most}"))),
+        }
+    }
+
+    /// Both fields given: the larger counts, since an upstream may read either.
+    fn output_limit(&self) -> Result<Option<u64>, Rejection> {
+        let old = self.whole_number("max_tokens", 1, OUTPUT_TOKENS_MAX)?;
+        let new = self.whole_number("max_completion_tokens", 1, OUTPUT_TOKENS_MAX)?;
+        Ok(old.max(new))
+    }
+
+    fn stream_options(&self) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
+        let Some(member) = self.member("stream_options") else { return Ok(None) };
+        let Some(text) = self.value("stream_options") else {
+            return Ok(Some((member.value.clone(), false)));
+        };
+        let bad = |_| invalid("stream_options", "must be an object such as {\"include_usage\": true}");
+        if !text.starts_with('{') {
+            return Err(bad(()));
+        }
+        // A second `include_usage` is refused by the derived reader.
+        let options: StreamOptions = serde_json::from_str(text).map_err(|_| bad(()))?;
+        Ok(Some((member.value.clone(), options.include_usage.unwrap_or(false))))
+    }
+
+    /// Sizes of the messages; `bytes` holds those of inline media, which are no text.
+    fn messages(&self) -> Result<Input, Rejection> {
+        let mut input = Input::default();
+        let Some(text) = self.value("messages") else {
+            return Err(Rejection::new(Reason::MissingField, "`messages` is missing.").param("messages"));
+        };
+        let messages: Vec<Message<'_>> = serde_json::from_str(text)
+            .map_err(|e| invalid("messages", &format!("must be a list of messages ({e})")))?;
+        for message in &messages {
+            input.messages += 1;
+            let Some(content) = message.content else { continue };
+            count_content(content.get(), &mut input)?;
+        }
+        Ok(input)
+    }
+}
+
+fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
+    if content.starts_with('"') {
+        input.text_bytes = input.text_bytes.saturating_add(size(content).saturating_sub(2));
+        return Ok(());
+    }
+    if !content.starts_with('[') {
+        return Ok(()); // null, or something that the provider will refuse
+    }
+    let parts: Vec<Part<'_>> = serde_json::from_str(content)
+        .map_err(|e| invalid("messages", &format!("content must be text or a list of parts ({e})")))?;
+    for part in parts {
+        match part.kind.as_deref() {
+            Some("text" | "refusal") => {
+                let text = part.text.map_or(0, |t| size(t.get()).saturating_sub(2));
+                input.text_bytes = input.text_bytes.saturating_add(text);
+            }
+            Some("image_url") => match part.image_url.map(|image| size(image.get())) {
+                Some(bytes) if part.image_url.is_some_and(|i| i.get().contains("\"data:")) => {
+                    input.inline_images += 1;
+                    input.bytes = input.bytes.saturating_add(bytes);
+                }
+                _ => input.beyond_body = true,
+            },
+            // Audio, files and whatever comes next: their tokens cannot be told from here.
+            _ => input.beyond_body = true,
+        }
+    }
+    Ok(())
+}
+
+fn size(text: &str) -> u64 {
+    u64::try_from(text.len()).unwrap_or(u64::MAX)
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    image_url: Option<&'a RawValue>,
+}
+
+fn json_text(body: &[u8]) -> Result<&str, Rejection> {
+    // Nesting is looked at first: whoever parses next may recurse.
+    if let Ok(text) = std::str::from_utf8(body)
+        && matches!(json::members(text), Err(Malformed::TooDeep))
+    {
+        return Err(malformed(Malformed::TooDeep));
+    }
+    json::check(body).map_err(malformed)
+}
+
+fn refuse_duplicates(members: &[Member<'_>]) -> Result<(), Rejection> {
+    for field in ACTED_ON {
+        if members.iter().filter(|m| m.key == field).count() > 1 {
+            let message = format!("`{field}` comes twice: send it once.");
+            return Err(Rejection::new(Reason::DuplicateField, message).param(field));
+        }
+    }
+    Ok(())
+}
+
+fn malformed(why: Malformed) -> Rejection {
+    Rejection::new(Reason::InvalidJson, format!("The body cannot be read: {why}."))
+}
+
+fn invalid(param: &'static str, what: &str) -> Rejection {
+    Rejection::new(Reason::InvalidValue, format!("`{param}` {what}.")).param(param)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read_text(text: &str) -> Result<Facts, Rejection> {
+        read(text.as_bytes())
+    }
+
+    fn reason(text: &str) -> Reason {
+        read_text(text).unwrap_err().reason
+    }
+
+    fn with(fields: &str) -> String {
+        format!(r#"{{"model":"gpt-a","messages":[{{"role":"user","content":"hi"}}]{fields}}}"#)
+    }
+
+    fn manners() -> Manners {
+        Manners {
+            native_model: "up-a".into(),
+            stream_usage: true,
+            output_field: OutputField::MaxCompletionTokens,
+        }
+    }
+
+    fn sent(text: &str, manners: &Manners) -> String {
+        let facts = read_text(text).unwrap();
+        let write_output = facts.output_limit.is_none().then_some(100);
+        let bound = Bound { input: 0, output: 0, write_output };
+        let mut edits = edits(text.as_bytes(), &facts, &bound, manners);
+        let out = json::apply(text.as_bytes(), &mut edits);
+        json::check(&out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_plain_request_is_read() {
+        let facts = read_text(&with(r#","stream":true,"max_tokens":7,"n":2"#)).unwrap();
+        assert_eq!((facts.model.as_str(), facts.stream, facts.wants_usage), ("gpt-a", true, false));
+        assert_eq!((facts.output_limit, facts.choices), (Some(7), 2));
+        assert_eq!((facts.input.messages, facts.input.text_bytes), (1, 2));
+    }
+
+    #[test]
+    fn the_larger_of_two_output_bounds_counts() {
+        let facts = read_text(&with(r#","max_tokens":7,"max_completion_tokens":9"#)).unwrap();
+        assert_eq!(facts.output_limit, Some(9));
+    }
+
+    #[test]
+    fn absurd_limits_are_refused_before_anything_is_held() {
+        for field in [
+            r#""n":-1"#,
+            r#""n":0"#,
+            r#""n":1000000"#,
+            r#""n":2.5"#,
+            r#""max_tokens":9223372036854775807"#,
+            r#""max_tokens":1e30"#,
+            r#""max_tokens":-5"#,
+            r#""max_tokens":"7""#,
+            r#""stream":"yes""#,
+            r#""stream_options":true"#,
+            r#""stream_options":[]"#,
+            r#""stream_options":{"include_usage":1}"#,
+        ] {
+            assert_eq!(reason(&with(&format!(",{field}"))), Reason::InvalidValue, "{field}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_comes_twice_is_refused_in_any_spelling() {
+        for field in [r#""model":"b""#, r#""mod\u0065l":"b""#, r#""stream":true,"stream":false"#] {
+            assert_eq!(reason(&with(&format!(",{field}"))), Reason::DuplicateField, "{field}");
+        }
+        let inside = r#"{"model":"a","messages":[{"role":"user","role":"user","content":"hi"}]}"#;
+        assert!(read_text(inside).is_ok(), "inside a message it is the provider's business");
+    }
+
+    #[test]
+    fn bodies_that_are_no_request_are_refused() {
+        for text in ["", "null", "[]", "\"x\"", "NaN", "{'a':1}", "{\"model\":\"a\"} }"] {
+            assert_eq!(reason(text), Reason::InvalidJson, "{text}");
+        }
+        for text in ["{}", r#"{"model":null}"#, r#"{"model":"a"}"#] {
+            assert_eq!(reason(text), Reason::MissingField, "{text}");
+        }
+        let deep = format!("{{\"model\":\"a\",\"messages\":[],\"x\":{}", "[".repeat(100_000));
+        assert_eq!(reason(&deep), Reason::InvalidJson);
+    }
+
+    #[test]
+    fn deep_tool_schemas_are_accepted() {
+        let schema = format!("{}1{}", "{\"a\":".repeat(100), "}".repeat(100));
+        assert!(read_text(&with(&format!(",\"tools\":[{schema}]"))).is_ok());
+    }
+
+    #[test]
+    fn only_what_must_change_changes() {
+        let text = with(r#","metadata":{"id":9007199254740993,"z":1.10,"a":1e400},"stream":true"#);
+        let out = sent(&text, &manners());
+        assert_eq!(
+            out,
+            with(r#","metadata":{"id":9007199254740993,"z":1.10,"a":1e400},"stream":true"#).replace(
+                r#""gpt-a""#,
+                r#""up-a","stream_options":{"include_usage":true},"max_completion_tokens":100"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_request_that_needs_no_change_is_sent_as_it_came() {
+        let text = with(r#","stream":true,"stream_options":{"include_usage":true},"max_tokens":3"#);
+        let same = Manners { native_model: "gpt-a".into(), ..manners() };
+        assert_eq!(sent(&text, &same), text);
+    }
+
+    #[test]
+    fn usage_is_always_asked_for_in_streams() {
+        for (options, expected) in [
+            ("null", r#"{"include_usage":true}"#),
+            ("{}", r#"{"include_usage":true}"#),
+            (r#"{"include_usage":false}"#, r#"{"include_usage":true}"#),
+            (r#"{"include_obfuscation":false}"#, r#"{"include_usage":true,"include_obfuscation":false}"#),
+        ] {
+            let out = sent(&with(&format!(r#","stream":true,"stream_options":{options}"#)), &manners());
+            assert!(out.contains(&format!(r#""stream_options":{expected}"#)), "{out}");
+        }
+        assert!(!sent(&with(""), &manners()).contains("stream_options"), "only in streams");
+        let plain = Manners { stream_usage: false, ..manners() };
+        assert!(!sent(&with(r#","stream":true"#), &plain).contains("stream_options"));
+    }
+
+    #[test]
+    fn inline_images_are_counted_and_remote_ones_bound_by_the_window() {
+        let data = format!("data:image/png;base64,{}", "A".repeat(10_000));
+        let image = |url: &str| {
+            format!(
+                r#"{{"model":"a","messages":[{{"role":"user","content":[{{"type":"text","text":"what?"}},{{"type":"image_url","image_url":{{"url":"{url}"}}}}]}}]}}"#
+            )
+        };
+        let facts = read_text(&image(&data)).unwrap();
+        assert_eq!((facts.input.inline_images, facts.input.text_bytes), (1, 5));
+        assert!(facts.input.bytes < 300, "{:?}", facts.input);
+        assert!(read_text(&image("https://example.com/x.png")).unwrap().input.beyond_body);
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(text in "\\PC{0,80}", json in "[\\[\\]{}\",:model0-9tre ]{0,60}") {
+            let _ = read_text(&text);
+            let _ = read_text(&json);
+            let _ = read_text(&with(&format!(",{json}")));
+        }
+    }
+}

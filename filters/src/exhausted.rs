@@ -1,0 +1,143 @@
+//! What the caller is told when no candidate served.
+//!
+//! The last failure decides, since it is the one that a further attempt would have had to beat; only
+//! "everyone is busy" needs all of them. An upstream's text goes out only where the request itself is
+//! at fault, with anything that looks like a credential masked.
+
+use std::time::Duration;
+
+use crate::upstream::failure::Failure;
+use crate::verdict::{Reason, Rejection, UpstreamError};
+
+/// The wait that is suggested where no upstream named one.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The longest message of an upstream that is passed on, in bytes.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// One attempt that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// Why.
+    pub failure: Failure,
+    /// What the upstream said.
+    pub error: UpstreamError,
+    /// When it wants to be asked again.
+    pub retry_after: Option<Duration>,
+}
+
+/// The answer to a call whose attempts are these, in their order.
+#[must_use]
+pub fn verdict(tried: &[Tried]) -> Rejection {
+    let Some(last) = tried.last() else {
+        let message = "No upstream can serve this model right now.";
+        return Rejection::new(Reason::NoUpstream, message).retry_after(RETRY_AFTER);
+    };
+    if tried.iter().all(|t| t.failure == Failure::Status(429)) {
+        let soonest = tried.iter().filter_map(|t| t.retry_after).min().unwrap_or(RETRY_AFTER);
+        let message = "Every upstream of this model is at its rate limit.";
+        return Rejection::new(Reason::RateLimited, message).retry_after(soonest);
+    }
+    match &last.failure {
+        Failure::CallerFault(_) | Failure::Status(403) => passed_on(&last.error),
+        Failure::Timeout(timer) => Rejection::new(
+            Reason::UpstreamTimeout,
+            format!("No upstream answered in time: the `{}` limit ran out.", timer.word()),
+        ),
+        Failure::Credential(_) => {
+            Rejection::new(Reason::UpstreamCredential, "The upstream refused the gateway.")
+        }
+        Failure::Ours => Rejection::new(Reason::Internal, "Something broke in the gateway."),
+        Failure::Connect
+        | Failure::Broken
+        | Failure::Status(_)
+        | Failure::Redirect
+        | Failure::NotAnAnswer(_) => {
+            let rejection = Rejection::new(Reason::UpstreamFailed, "Every upstream of this model failed.");
+            match last.retry_after {
+                Some(wait) => rejection.retry_after(wait),
+                None => rejection,
+            }
+        }
+    }
+}
+
+fn passed_on(error: &UpstreamError) -> Rejection {
+    let message = match masked(&error.message) {
+        text if text.is_empty() => format!("The upstream refused the request with status {}.", error.status),
+        text => text,
+    };
+    let mut rejection = Rejection::new(Reason::UpstreamRefused, message);
+    rejection.upstream = Some(Box::new(error.clone()));
+    rejection
+}
+
+/// `text` without anything that looks like a key, and not longer than [`MESSAGE_BYTES_MAX`].
+fn masked(text: &str) -> String {
+    let mut out = String::with_capacity(text.len().min(MESSAGE_BYTES_MAX));
+    for word in text.split_inclusive(char::is_whitespace) {
+        if out.len() + word.len() > MESSAGE_BYTES_MAX {
+            break;
+        }
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        let secret =
+            ["sk-", "sk_", "key-", "tg-", "AIza", "gsk_", "xai-"].iter().any(|p| bare.starts_with(p));
+        // 40 characters without a space and with both letters and digits are no word of prose.
+        let mixed = bare.bytes().any(|b| b.is_ascii_digit()) && bare.bytes().any(|b| b.is_ascii_alphabetic());
+        if (secret && bare.len() > 8) || (bare.len() >= 40 && mixed) {
+            out.push_str("[masked]");
+            out.extend(word.chars().filter(|c| c.is_whitespace()));
+        } else {
+            out.push_str(word);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::failure::Timer;
+
+    fn tried(failure: Failure, retry_after: Option<u64>) -> Tried {
+        Tried { failure, error: UpstreamError::default(), retry_after: retry_after.map(Duration::from_secs) }
+    }
+
+    #[test]
+    fn all_routes_busy_is_429_with_the_soonest_wait() {
+        let all = [tried(Failure::Status(429), Some(20)), tried(Failure::Status(429), Some(7))];
+        let answer = verdict(&all);
+        assert_eq!((answer.status(), answer.retry_after), (429, Some(Duration::from_secs(7))));
+        let mixed = [tried(Failure::Status(429), Some(20)), tried(Failure::Broken, None)];
+        assert_eq!(verdict(&mixed).status(), 502);
+    }
+
+    #[test]
+    fn the_last_failure_decides() {
+        for (failure, status) in [
+            (Failure::Timeout(Timer::FirstEvent), 504),
+            (Failure::Credential(401), 502),
+            (Failure::Connect, 502),
+            (Failure::Status(500), 502),
+            (Failure::Redirect, 502),
+            (Failure::Ours, 500),
+        ] {
+            assert_eq!(verdict(&[tried(Failure::Connect, None), tried(failure, None)]).status(), status);
+        }
+        assert_eq!(verdict(&[]).status(), 503);
+    }
+
+    #[test]
+    fn a_fault_of_the_request_passes_with_its_words() {
+        let error = UpstreamError {
+            status: 422,
+            message: "bad tool; key sk-abcdefghij was used".into(),
+            code: "bad_tool".into(),
+            ..UpstreamError::default()
+        };
+        let fault = Tried { failure: Failure::CallerFault(422), error, retry_after: None };
+        let answer = verdict(&[fault]);
+        assert_eq!(answer.status(), 422);
+        assert_eq!(answer.message, "bad tool; key [masked] was used");
+        assert_eq!(answer.upstream.unwrap().code, "bad_tool");
+    }
+}

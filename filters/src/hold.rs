@@ -1,0 +1,151 @@
+//! The most that a call can cost.
+//!
+//! Input: a byte-level BPE token covers at least one byte, so the bytes of the body bound its
+//! tokens; the chat template adds a few tokens a message, an image counts by its model's cap, and
+//! nothing can exceed the context window. Output: the caller's bound, or the smaller of the model's
+//! limit and the key's default, which is then *written into the upstream request* so that the
+//! provider enforces it. Fixed once per request, for all attempts.
+
+use crate::facts::Facts;
+use crate::money::{Amount, CostError, PriceCard, cost};
+use crate::stream::usage::Usage;
+
+/// Template tokens around one message. `OpenAI` publishes 3; twice that and some.
+const TOKENS_PER_MESSAGE: u64 = 8;
+/// Template tokens around a whole request.
+const TOKENS_PER_REQUEST: u64 = 16;
+
+/// What a model can take and give at most, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Input and output together.
+    pub context: u64,
+    /// Output of one choice.
+    pub output: u64,
+    /// One image, at its largest.
+    pub image: u64,
+}
+
+/// An upper bound of a call's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Input tokens.
+    pub input: u64,
+    /// Output tokens of all choices together.
+    pub output: u64,
+    /// The output bound to write upstream, where the caller gave none.
+    pub write_output: Option<u64>,
+}
+
+/// The bound of a call to a model with these limits. `default_output` is the key's own.
+#[must_use]
+pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bound {
+    let input = if facts.input.beyond_body {
+        limits.context
+    } else {
+        let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
+        let images = facts.input.inline_images.saturating_mul(limits.image);
+        let all =
+            [template, images, TOKENS_PER_REQUEST].into_iter().fold(facts.input.bytes, u64::saturating_add);
+        all.min(limits.context)
+    };
+    let ours = default_output.unwrap_or(limits.output).min(limits.output);
+    let output = facts.output_limit.unwrap_or(ours).saturating_mul(facts.choices);
+    Bound { input, output, write_output: facts.output_limit.is_none().then_some(ours) }
+}
+
+/// The hold for `bound` at the dearest of `cards`.
+///
+/// # Errors
+/// [`CostError`] when it is more than an amount can hold.
+pub fn amount<'a>(bound: &Bound, cards: impl Iterator<Item = &'a PriceCard>) -> Result<Amount, CostError> {
+    let mut most = Amount::ZERO;
+    for card in cards {
+        let dearest = PriceCard { input: card.dearest_input(), ..*card };
+        let usage = Usage { input: bound.input, output: bound.output, ..Usage::default() };
+        most = most.max(cost(&dearest, &usage)?);
+    }
+    Ok(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::facts::{Input, Spans};
+    use crate::money::{Rate, settle};
+
+    const LIMITS: Limits = Limits { context: 128_000, output: 16_384, image: 4_096 };
+
+    fn facts(bytes: u64, output_limit: Option<u64>) -> Facts {
+        Facts {
+            model: "gpt-a".into(),
+            stream: false,
+            wants_usage: false,
+            output_limit,
+            choices: 1,
+            input: Input { bytes, messages: 1, ..Input::default() },
+            spans: Spans::default(),
+        }
+    }
+
+    #[test]
+    fn without_a_bound_of_the_callers_ours_is_written_upstream() {
+        let found = bound(&facts(100, None), &LIMITS, Some(1_000));
+        assert_eq!((found.output, found.write_output), (1_000, Some(1_000)));
+        let found = bound(&facts(100, None), &LIMITS, None);
+        assert_eq!(found.write_output, Some(16_384));
+    }
+
+    #[test]
+    fn an_explicit_bound_is_never_lowered() {
+        let found = bound(&facts(100, Some(50_000)), &LIMITS, Some(1_000));
+        assert_eq!((found.output, found.write_output), (50_000, None));
+    }
+
+    #[test]
+    fn every_choice_is_held_for() {
+        let mut three = facts(100, Some(10));
+        three.choices = 3;
+        assert_eq!(bound(&three, &LIMITS, None).output, 30);
+    }
+
+    #[test]
+    fn what_lies_beyond_the_body_is_bounded_by_the_window() {
+        let mut remote = facts(100, Some(10));
+        remote.input.beyond_body = true;
+        assert_eq!(bound(&remote, &LIMITS, None).input, 128_000);
+        assert_eq!(bound(&facts(9_000_000, None), &LIMITS, None).input, 128_000);
+    }
+
+    #[test]
+    fn the_dearest_card_decides() {
+        let cheap = PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000));
+        let dear = PriceCard::flat(Rate::from_pico(9_000), Rate::from_pico(9_000));
+        let bound = bound(&facts(0, Some(1_000)), &LIMITS, None);
+        assert_eq!(amount(&bound, [&cheap, &dear].into_iter()), amount(&bound, [&dear].into_iter()));
+    }
+
+    proptest! {
+        #[test]
+        fn use_within_the_bound_is_always_covered(
+            bytes in 0_u64..500_000, limit in prop::option::of(1_u64..200_000), part in 1_u64..=10,
+            input_rate in 0_u64..1 << 30, output_rate in 0_u64..1 << 30, cached_rate in 0_u64..1 << 30,
+        ) {
+            let mut card = PriceCard::flat(Rate::from_pico(input_rate), Rate::from_pico(output_rate));
+            card.cache_write_1h = Rate::from_pico(cached_rate);
+            let bound = bound(&facts(bytes, limit), &LIMITS, None);
+            let held = amount(&bound, [&card].into_iter()).unwrap();
+            let cached = bound.input / 2;
+            let used = Usage {
+                input: bound.input - cached,
+                cache_write_1h: cached,
+                output: bound.output / part,
+                ..Usage::default()
+            };
+            let end = settle(held, cost(&card, &used).unwrap(), Amount::ZERO);
+            prop_assert_eq!(end.shortfall, Amount::ZERO);
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Where the members of a JSON object lie in its text.
+//!
+//! The gateway changes two or three values of a request and must leave every other byte as it is
+//! (number spelling, key order, unknown fields: prompt caches of providers depend on them). So it
+//! works on spans of the text instead of on a parsed tree.
+//!
+//! Deliberately absent: validation. [`check`] asks `serde_json` for that once; the scanner here
+//! only follows brackets and strings, and refuses what is nested too deep *before* a recursive
+//! parser sees it.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use serde::de::IgnoredAny;
+
+/// How deep arrays and objects may nest. `serde_json` itself stops at 128.
+pub const DEPTH_MAX: usize = 120;
+
+/// Why a text is not an object that can be worked on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The text is not JSON at all.
+    #[error("not valid JSON: {0}")]
+    Syntax(String),
+    /// It is JSON, but no object.
+    #[error("the body must be a JSON object")]
+    NotAnObject,
+    /// It nests deeper than [`DEPTH_MAX`].
+    #[error("nested deeper than {DEPTH_MAX} levels")]
+    TooDeep,
+}
+
+/// One member of the outermost object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// The key, with its escapes resolved.
+    pub key: Cow<'a, str>,
+    /// The bytes of the value.
+    pub value: Range<usize>,
+    /// The bytes to cut so that the member is gone and the rest is still an object.
+    pub whole: Range<usize>,
+}
+
+/// Checks that `text` is one JSON object, whole, with nothing behind it.
+///
+/// # Errors
+/// [`Malformed`] with the position that `serde_json` names.
+pub fn check(text: &[u8]) -> Result<&str, Malformed> {
+    let text = std::str::from_utf8(text).map_err(|e| Malformed::Syntax(e.to_string()))?;
+    if text.trim_start().as_bytes().first().is_some_and(|b| b"[\"0123456789-tfn".contains(b)) {
+        serde_json::from_str::<IgnoredAny>(text).map_err(|e| Malformed::Syntax(e.to_string()))?;
+        return Err(Malformed::NotAnObject);
+    }
+    serde_json::from_str::<IgnoredAny>(text).map_err(|e| Malformed::Syntax(e.to_string()))?;
+    Ok(text)
+}
+
+/// The members of the object `text`, in their order.
+///
+/// # Errors
+/// [`Malformed`] when brackets or strings do not close, or nest too deep. A text that passes here
+/// may still be bad JSON inside its values: see [`check`].
+pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
+    let mut scan = Scan { text, at: 0 };
+    let mut found = Vec::with_capacity(12);
+    scan.walk(|member| {
+        found.push(member);
+        true
+    })?;
+    scan.skip_space();
+    if scan.at < text.len() {
+        return Err(Malformed::Syntax(format!("trailing characters at byte {}", scan.at)));
+    }
+    Ok(found)
+}
+
+/// The value of the first member called `key` in a text that may be cut off anywhere.
+#[must_use]
+pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {
+    let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), |_| text.len());
+    let text = std::str::from_utf8(text.get(..valid)?).ok()?;
+    let mut found = None;
+    // A cut text ends in an error: what was seen before it counts.
+    let _cut = Scan { text, at: 0 }.walk(|member| {
+        if member.key == key {
+            found = Some(member.value);
+        }
+        found.is_none()
+    });
+    found
+}
+
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Scan<'a> {
+    /// Hands every member to `each` until it answers `false`.
+    fn walk(&mut self, mut each: impl FnMut(Member<'a>) -> bool) -> Result<(), Malformed> {
+        self.skip_space();
+        if self.next() != Some(b'{') {
+            return Err(Malformed::NotAnObject);
+        }
+        let mut start = self.at;
+        let mut first = true;
+        loop {
+            self.skip_space();
+            if first && self.peek() == Some(b'}') {
+                self.at += 1;
+                return Ok(());
+            }
+            let key = self.key()?;
+            self.skip_space();
+            self.expect(b':')?;
+            self.skip_space();
+            let value_start = self.at;
+            self.skip_value()?;
+            let value = value_start..self.at;
+            self.skip_space();
+            let end = self.next();
+            // The first member takes the comma behind it along, every other one the comma before.
+            let whole = match (first, end) {
+                (true, Some(b',')) => start..self.at,
+                (true, _) => start..value.end,
+                (false, _) => start..value.end,
+            };
+            start = value.end;
+            first = false;
+            if !each(Member { key, value, whole }) {
+                return Ok(());
+            }
+            match end {
+                Some(b',') => {}
+                Some(b'}') => return Ok(()),
+                _ => return Err(self.broken("expected `,` or `}`")),
+            }
+        }
+    }
+
+    fn key(&mut self) -> Result<Cow<'a, str>, Malformed> {
+        let start = self.at;
+        self.skip_string()?;
+        let quoted = self.text.get(start..self.at).unwrap_or_default();
+        if quoted.contains('\\') {
+            // `"mod\u0065l"` is `model` too: a duplicate must not slip past in disguise.
+            return serde_json::from_str::<String>(quoted)
+                .map(Cow::Owned)
+                .map_err(|e| Malformed::Syntax(e.to_string()));
+        }
+        Ok(Cow::Borrowed(quoted.trim_matches('"')))
+    }
+
+    fn skip_value(&mut self) -> Result<(), Malformed> {
+        match self.peek() {
+            Some(b'"') => self.skip_string(),
+            Some(b'{' | b'[') => self.skip_nested(),
+            Some(_) => {
+                while self.peek().is_some_and(|b| !matches!(b, b',' | b'}' | b']') && b > b' ') {
+                    self.at += 1;
+                }
+                Ok(())
+            }
+            None => Err(self.broken("the text ends early")),
+        }
+    }
+
+    fn skip_nested(&mut self) -> Result<(), Malformed> {
+        let mut depth = 1_usize; // the outermost object
+        let base = depth;
+        loop {
+            match self.peek() {
+                Some(b'"') => {
+                    self.skip_string()?;
+                    continue;
+                }
+                Some(b'{' | b'[') => depth += 1,
+                Some(b'}' | b']') => depth -= 1,
+                Some(_) => {}
+                None => return Err(self.broken("the text ends early")),
+            }
+            self.at += 1;
+            if depth > DEPTH_MAX {
+                return Err(Malformed::TooDeep);
+            }
+            if depth == base {
+                return Ok(());
+            }
+        }
+    }
+
+    fn skip_string(&mut self) -> Result<(), Malformed> {
+        self.expect(b'"')?;
+        loop {
+            let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+            let Some(step) = memchr::memchr2(b'"', b'\\', rest) else {
+                self.at = self.text.len();
+                return Err(self.broken("a string does not end"));
+            };
+            let closes = rest.get(step) == Some(&b'"');
+            self.at += step + if closes { 1 } else { 2 };
+            if closes {
+                return Ok(());
+            }
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), Malformed> {
+        if self.next() == Some(byte) {
+            Ok(())
+        } else {
+            Err(self.broken(&format!("expected `{}`", char::from(byte))))
+        }
+    }
+
+    fn skip_space(&mut self) {
+        while self.peek().is_some_and(|b| matches!(b, b' ' | b'\n' | b'\r' | b'\t')) {
+            self.at += 1;
+        }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let byte = self.peek();
+        self.at += usize::from(byte.is_some());
+        byte
+    }
+
+    fn broken(&self, why: &str) -> Malformed {
+        Malformed::Syntax(format!("{why} at byte {}", self.at))
+    }
+}
+
+/// One change to a text: put `with` where `span` is. An empty span inserts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// What is replaced.
+    pub span: Range<usize>,
+    /// What takes its place.
+    pub with: Vec<u8>,
+}
+
+/// `text` with all `edits` made. Edits may come in any order; where two spans overlap the one that
+/// starts first wins and the other is left out.
+#[must_use]
+pub fn apply(text: &[u8], edits: &mut [Edit]) -> Vec<u8> {
+    edits.sort_by_key(|e| (e.span.start, e.span.end));
+    let added: usize = edits.iter().map(|e| e.with.len()).sum();
+    let mut out = Vec::with_capacity(text.len() + added);
+    let mut at = 0;
+    for edit in edits.iter() {
+        if edit.span.start < at {
+            continue;
+        }
+        out.extend_from_slice(text.get(at..edit.span.start).unwrap_or_default());
+        out.extend_from_slice(&edit.with);
+        at = edit.span.end;
+    }
+    out.extend_from_slice(text.get(at..).unwrap_or_default());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn keys(text: &str) -> Vec<String> {
+        members(text).unwrap().into_iter().map(|m| m.key.into_owned()).collect()
+    }
+
+    #[test]
+    fn members_are_found_with_their_spans() {
+        let text = r#" { "a" : [1,{"x":"}"}] ,"b":"q\"}" , "c":1e400 } "#;
+        let found = members(text).unwrap();
+        let values: Vec<_> = found.iter().map(|m| &text[m.value.clone()]).collect();
+        assert_eq!(keys(text), ["a", "b", "c"]);
+        assert_eq!(values, [r#"[1,{"x":"}"}]"#, r#""q\"}""#, "1e400"]);
+    }
+
+    #[test]
+    fn an_escaped_key_is_still_the_same_key() {
+        assert_eq!(keys(r#"{"mod\u0065l":1,"model":2}"#), ["model", "model"]);
+    }
+
+    #[test]
+    fn cutting_any_member_leaves_an_object() {
+        for text in [r#"{"a":1}"#, r#"{"a":1,"b":2}"#, r#"{ "a" : 1 , "b" : 2 , "c":3 }"#] {
+            for member in members(text).unwrap() {
+                let mut cut = [Edit { span: member.whole, with: vec![] }];
+                let rest = apply(text.as_bytes(), &mut cut);
+                check(&rest).unwrap_or_else(|e| panic!("{}: {e}", String::from_utf8_lossy(&rest)));
+            }
+        }
+    }
+
+    #[test]
+    fn nesting_is_bounded_without_recursion() {
+        let deep = |n: usize| format!("{{\"x\":{}{}}}", "[".repeat(n), "]".repeat(n));
+        assert!(members(&deep(100)).is_ok());
+        assert_eq!(members(&deep(100_000)).unwrap_err(), Malformed::TooDeep);
+        assert_eq!(members(&format!("{{\"x\":{}", "[".repeat(100_000))).unwrap_err(), Malformed::TooDeep);
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_by_name() {
+        for text in ["[]", "null", "\"x\"", "1", " true"] {
+            assert_eq!(check(text.as_bytes()), Err(Malformed::NotAnObject), "{text}");
+        }
+        for text in ["", "NaN", "{'a':1}", "{\"a\":1} }", "{\"a\":1", "\u{feff}{}", "{\"a\":NaN}"] {
+            assert!(matches!(check(text.as_bytes()), Err(Malformed::Syntax(_))), "{text}");
+        }
+        assert!(matches!(check(b"{\"a\":\"\xff\"}"), Err(Malformed::Syntax(_))));
+    }
+
+    #[test]
+    fn a_member_is_found_in_a_cut_text() {
+        let text = br#"{"id":"x","model":"up-a","choices":[{"mess"#;
+        assert_eq!(&text[find_in_prefix(text, "model").unwrap()], br#""up-a""#);
+        assert_eq!(find_in_prefix(text, "usage"), None);
+        assert_eq!(find_in_prefix(br#"{"x":{"model":1},"mod"#, "model"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn scanner_never_panics(text in "[\\[\\]{}\",:\\\\a1 ]{0,60}") {
+            let _ = members(&text);
+            let _ = find_in_prefix(text.as_bytes(), "a");
+        }
+
+        #[test]
+        fn scanner_agrees_with_serde(value in arb_json()) {
+            let text = serde_json::json!({"a": value, "model": "x", "z": value}).to_string();
+            let found = members(&text).unwrap();
+            prop_assert_eq!(found.len(), 3);
+            for member in found {
+                let part: serde_json::Value = serde_json::from_str(&text[member.value]).unwrap();
+                let whole: serde_json::Value = serde_json::from_str(&text).unwrap();
+                prop_assert_eq!(&part, &whole[member.key.as_ref()]);
+            }
+        }
+    }
+
+    fn arb_json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            "[\\PC\"\\\\{}\\[\\]]{0,8}".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(serde_json::Value::from),
+                prop::collection::hash_map("[a-z\"\\\\]{0,4}", inner, 0..4)
+                    .prop_map(|m| serde_json::Value::Object(m.into_iter().collect())),
+            ]
+        })
+    }
+}

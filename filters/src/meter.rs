@@ -1,0 +1,155 @@
+//! How much was used.
+//!
+//! The provider's own report counts, since it is what we are billed by. Reports of one stream are
+//! snapshots: the last one wins, they are never added. Where there is no report, or none that can
+//! be believed, we count ourselves, and say so (`estimated`). A report from before the end of a cut
+//! stream is compared with our count: the larger one.
+
+use crate::stream::usage::{Reported, Usage};
+
+/// Bytes of text that make about one token. English prose has 4 to 5, code 3 to 4.
+const BYTES_PER_TOKEN: u64 = 4;
+/// Tokens around a message or a tool call, for estimates.
+const TOKENS_PER_FRAME: u64 = 4;
+
+/// What one piece of an answer produced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Produced {
+    /// Bytes of text: content, reasoning, refusals, names and arguments of tool calls.
+    pub text_bytes: u64,
+    /// Tool calls that began in it.
+    pub tool_calls: u64,
+}
+
+/// A provider's report, or the finding that it cannot be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageReport {
+    /// Counts that add up.
+    Believable(Reported),
+    /// Negative, fractional or unreadable counts.
+    Unbelievable,
+}
+
+/// What a call is charged for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// The counts.
+    pub usage: Usage,
+    /// They are our own.
+    pub estimated: bool,
+    /// The provider's report was not plausible.
+    pub anomaly: bool,
+}
+
+/// Counts one answer.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    produced: Produced,
+    reported: Option<Reported>,
+    anomaly: bool,
+}
+
+impl Meter {
+    /// Adds what a piece produced.
+    pub fn produce(&mut self, piece: Produced) {
+        self.produced.text_bytes = self.produced.text_bytes.saturating_add(piece.text_bytes);
+        self.produced.tool_calls = self.produced.tool_calls.saturating_add(piece.tool_calls);
+    }
+
+    /// Takes a report; it replaces the one before.
+    pub fn report(&mut self, report: UsageReport) {
+        match report {
+            UsageReport::Believable(reported) => {
+                self.anomaly |= reported.anomaly;
+                self.reported = Some(reported);
+            }
+            UsageReport::Unbelievable => self.anomaly = true,
+        }
+    }
+
+    /// Whether a believable report has come.
+    #[must_use]
+    pub fn has_report(&self) -> bool {
+        self.reported.is_some()
+    }
+
+    /// Output tokens by our own count.
+    #[must_use]
+    pub fn own_output(&self) -> u64 {
+        let text = self.produced.text_bytes.div_ceil(BYTES_PER_TOKEN);
+        text.saturating_add(self.produced.tool_calls.saturating_mul(TOKENS_PER_FRAME))
+    }
+
+    /// What was used. `own_input` is our own count of the prompt; `complete` says whether the answer
+    /// came to its end, so that a report can be final.
+    #[must_use]
+    pub fn used(&self, own_input: u64, complete: bool) -> Used {
+        let own = self.own_output();
+        let Some(reported) = self.reported else {
+            let usage = Usage { input: own_input, output: own, ..Usage::default() };
+            return Used { usage, estimated: true, anomaly: self.anomaly };
+        };
+        let mut usage = reported.usage;
+        let early = !complete && usage.output < own;
+        if early {
+            usage.output = own;
+        }
+        Used { usage, estimated: early, anomaly: self.anomaly }
+    }
+}
+
+/// Our own count of a prompt.
+#[must_use]
+pub fn own_input(text_bytes: u64, messages: u64, images: u64) -> u64 {
+    text_bytes
+        .div_ceil(BYTES_PER_TOKEN)
+        .saturating_add(messages.saturating_mul(TOKENS_PER_FRAME))
+        .saturating_add(images.saturating_mul(IMAGE_TOKENS))
+}
+
+/// An image of middle size in high detail, in `OpenAI`'s published tile formula (85 + 4 × 170).
+const IMAGE_TOKENS: u64 = 765;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported(input: u64, output: u64) -> UsageReport {
+        let usage = Usage { input, output, ..Usage::default() };
+        UsageReport::Believable(Reported { usage, anomaly: false })
+    }
+
+    #[test]
+    fn the_last_report_wins_and_none_is_added() {
+        let mut meter = Meter::default();
+        meter.report(reported(10, 1));
+        meter.report(reported(10, 5));
+        let used = meter.used(99, true);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
+    }
+
+    #[test]
+    fn without_a_report_our_own_count_is_charged_and_marked() {
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 5, tool_calls: 0 });
+        let used = meter.used(7, true);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (7, 2, true));
+    }
+
+    #[test]
+    fn an_early_report_of_a_cut_stream_is_no_upper_bound() {
+        let mut meter = Meter::default();
+        meter.report(reported(25, 1));
+        meter.produce(Produced { text_bytes: 1_200, tool_calls: 0 });
+        assert_eq!(meter.used(0, false).usage.output, 300);
+        assert_eq!(meter.used(0, true).usage.output, 1, "a final report is final");
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_believed_leaves_our_count() {
+        let mut meter = Meter::default();
+        meter.report(UsageReport::Unbelievable);
+        let used = meter.used(3, true);
+        assert!(used.anomaly && used.estimated && used.usage.input == 3);
+    }
+}

@@ -1,0 +1,152 @@
+//! A route's weight decays with its failures and comes back by itself.
+//!
+//! Two signals, the lower one counts:
+//!
+//! - **slow**: the success rate of about the last hundred calls, to the power of 6, so that 90 %
+//!   success halves the weight. Old calls fade with a half-life of 60 s towards "healthy": an
+//!   endpoint that nobody calls any more has to recover on its own, or it would be lost for good.
+//! - **fast**: an average over calls with α = ¼. Three failures in a row leave at most 0.42, which
+//!   puts an endpoint below an equal neighbour within three calls. A second without calls gives
+//!   back some of it (half in 15 s): by then the slow signal knows what the fast one forgets.
+//!
+//! Deliberately absent: refusing an endpoint. That is the breaker's.
+
+use std::time::{Duration, Instant};
+
+/// Half-life of what the slow factor remembers.
+const SLOW_HALF_LIFE: Duration = Duration::from_secs(60);
+/// Half-life of what the fast factor lacks.
+const FAST_HALF_LIFE: Duration = Duration::from_secs(15);
+/// Each call fades the earlier ones by this much: a window of about a hundred calls.
+const CALL_FADE: f64 = 0.99;
+/// Successes assumed of an endpoint that is not known yet.
+const PRIOR: f64 = 5.0;
+const SLOW_POWER: i32 = 6;
+const FAST_ALPHA: f64 = 0.25;
+
+/// What one endpoint's calls have taught.
+#[derive(Clone, Copy, Debug)]
+pub struct Health {
+    good: f64,
+    bad: f64,
+    fast: f64,
+    at: Instant,
+}
+
+impl Health {
+    /// An endpoint of which nothing is known: fully trusted.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self { good: 0.0, bad: 0.0, fast: 1.0, at: now }
+    }
+
+    /// Notes a call that ended well or badly. Neutral ends (caller faults, 429) are not for here.
+    pub fn record(&mut self, now: Instant, success: bool) {
+        self.fade(now);
+        self.good *= CALL_FADE;
+        self.bad *= CALL_FADE;
+        if success {
+            self.good += 1.0;
+        } else {
+            self.bad += 1.0;
+        }
+        let target = f64::from(u8::from(success));
+        self.fast += FAST_ALPHA * (target - self.fast);
+    }
+
+    /// What to multiply the configured weight by: more than 0, at most 1.
+    #[must_use]
+    pub fn factor(&self, now: Instant) -> f64 {
+        let mut faded = *self;
+        faded.fade(now);
+        let good = faded.good + PRIOR;
+        let slow = (good / (good + faded.bad)).powi(SLOW_POWER);
+        slow.min(faded.fast).clamp(f64::MIN_POSITIVE, 1.0)
+    }
+
+    fn fade(&mut self, now: Instant) {
+        // A clock that steps back fades nothing.
+        let idle = now.saturating_duration_since(self.at);
+        self.at = self.at.max(now);
+        let slow = half_life(idle, SLOW_HALF_LIFE);
+        self.good *= slow;
+        self.bad *= slow;
+        self.fast = 1.0 - (1.0 - self.fast) * half_life(idle, FAST_HALF_LIFE);
+    }
+}
+
+fn half_life(idle: Duration, half: Duration) -> f64 {
+    (-idle.as_secs_f64() / half.as_secs_f64()).exp2()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn after(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn three_failures_in_a_row_leave_less_than_half() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        (0..100).for_each(|_| health.record(now, true));
+        (0..3).for_each(|_| health.record(now, false));
+        assert!(health.factor(now) <= 0.43, "{}", health.factor(now));
+    }
+
+    #[test]
+    fn ninety_percent_success_halves_the_weight() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        (0..1000).for_each(|n| health.record(now, n % 10 != 0));
+        let factor = health.factor(now);
+        assert!((0.4..0.65).contains(&factor), "{factor}");
+    }
+
+    #[test]
+    fn an_endpoint_that_nobody_calls_recovers() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        (0..200).for_each(|_| health.record(now, false));
+        assert!(health.factor(now) < 0.01);
+        assert!(health.factor(after(now, 120)) < 0.5, "not at once");
+        assert!(health.factor(after(now, 900)) > 0.9);
+    }
+
+    proptest! {
+        #[test]
+        fn factor_is_always_a_usable_number(
+            calls in prop::collection::vec((any::<bool>(), 0_u64..10_000_000), 0..200),
+        ) {
+            let start = Instant::now();
+            let mut now = start;
+            let mut health = Health::new(start);
+            for (success, wait_ms) in calls {
+                now += Duration::from_millis(wait_ms);
+                health.record(now, success);
+                let factor = health.factor(now);
+                prop_assert!(factor > 0.0 && factor <= 1.0 && factor.is_finite());
+            }
+            prop_assert!(health.factor(after(now, 100_000)) > 0.99, "recovers");
+            prop_assert!(health.factor(start).is_finite(), "a clock that went back does no harm");
+        }
+
+        #[test]
+        fn a_success_never_lowers_and_a_failure_never_raises_the_fast_part(
+            calls in prop::collection::vec(any::<bool>(), 0..50),
+        ) {
+            let now = Instant::now();
+            let mut health = Health::new(now);
+            for success in calls {
+                let before = health.fast;
+                health.record(now, success);
+                let moved = health.fast - before;
+                prop_assert!(if success { moved >= 0.0 } else { moved <= 0.0 }, "moved by {}", moved);
+            }
+        }
+    }
+}

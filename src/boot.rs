@@ -1,0 +1,167 @@
+//! From a checked config to a running store: what happens before a port is bound.
+//!
+//! Earlier boots that died are replayed first, so that their money is free again; then this boot
+//! begins, accounts and keys of the `bootstrap:` block are made, and all free money is leased to it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use anyhow::Context as _;
+use filters::ids::AccountId;
+use filters::meter::Used;
+use filters::money::{Amount, settle};
+
+use crate::clock;
+use crate::config::checked::{Account, Config};
+use crate::journal::{self, Dead, Hold, Journal, Settled, Threads};
+use crate::ledger::port::{KeyRecord, TopUp};
+use crate::ledger::worker::{self, Finished};
+use crate::ledger::{Ledger, Sqlite};
+use crate::pool::keys::{KeyTable, digest};
+use crate::store::Embedded;
+
+/// Settled calls that may wait between journal and ledger before the journal keeps them itself.
+const POSTINGS_MAX: usize = 1 << 16;
+
+/// A store that runs.
+pub struct Booted {
+    pub store: Arc<Embedded>,
+    pub journal: Journal,
+    pub keys: KeyTable,
+    threads: Threads,
+    ledger: JoinHandle<Finished>,
+    boot: i64,
+}
+
+/// The ledger's file in a data folder.
+#[must_use]
+pub fn ledger_file(data: &Path) -> PathBuf {
+    data.join("ledger.db")
+}
+
+/// Starts the embedded store.
+///
+/// # Errors
+/// When files cannot be made, read or written, or an earlier journal is damaged.
+pub fn start(config: &Config) -> anyhow::Result<Booted> {
+    let data = &config.data;
+    std::fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let mut ledger = Sqlite::open(&ledger_file(data)).context("cannot open the ledger")?;
+    let journals = data.join("journal");
+    let dead = journal::dead_boots(&journals).context("cannot read the journals of earlier boots")?;
+    recover(&mut ledger, dead, &journals)?;
+    let boot = ledger.begin_boot(clock::unix_ms())?;
+    for account in &config.accounts {
+        bootstrap(&mut ledger, account)?;
+    }
+    let keys = KeyTable::new(ledger.keys()?);
+    let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
+    let (journal, threads) = Journal::start(&journals, boot, config.bounds.open_holds_max, postings)
+        .context("cannot start the journal")?;
+    // Only now: a lease without a journal beside it would be nobody's.
+    let leases = ledger.lease_all(boot)?;
+    let store = Embedded::new(leases, journal.clone(), config.bounds.open_holds_max);
+    let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
+        .context("cannot start the ledger")?;
+    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot })
+}
+
+impl Booted {
+    /// Settles what was dropped, writes and books everything, and gives the lease back. What cannot
+    /// be booked now is replayed by the next start.
+    pub fn stop(self) {
+        self.store.sweep();
+        // The store's and the caller's handles keep no thread alive: only the writer feeds the ledger.
+        let stopped = self.threads.stop();
+        let Ok((mut ledger, mut all_booked)) = self.ledger.join() else {
+            tracing::error!("the ledger's thread broke; the next start replays its journal");
+            return;
+        };
+        if all_booked && let Err(error) = ledger.end_boot(self.boot) {
+            tracing::error!(%error, "the lease could not be given back; the next start does it");
+            all_booked = false;
+        }
+        stopped.forget(all_booked);
+    }
+}
+
+/// Books what dead boots left, and frees what they had leased.
+fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow::Result<()> {
+    for dead in dead {
+        let boot = dead.boot;
+        let replayed = dead.replay().context("cannot replay the journal of an earlier boot")?;
+        let (settled, orphans) = (replayed.settled.len(), replayed.orphans.len());
+        ledger.post(boot, &replayed.settled)?;
+        let ends = end_orphans(ledger.leases(boot)?, replayed.orphans);
+        ledger.post(boot, &ends)?;
+        ledger.end_boot(boot)?;
+        dead.forget().context("cannot delete a replayed journal")?;
+        tracing::info!(boot, settled, orphans, "an earlier boot did not end; its calls are booked now");
+    }
+    // A process that died before its journal began has spent nothing.
+    for boot in ledger.open_boots()? {
+        if !journals.join(format!("{boot:012}")).exists() {
+            ledger.end_boot(boot)?;
+        }
+    }
+    Ok(())
+}
+
+/// Settles holds that never ended at what they had cost by their last progress record.
+fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> Vec<Settled> {
+    let mut free: HashMap<i64, Amount> = leases.into_iter().map(|(id, amount)| (id.0, amount)).collect();
+    for (hold, _) in &orphans {
+        let free = free.entry(hold.account).or_default();
+        *free = free.less(Amount::from_nano(hold.amount));
+    }
+    let end = |(hold, cost): (Hold, i64)| {
+        let free = free.entry(hold.account).or_default();
+        let settlement = settle(Amount::from_nano(hold.amount), Amount::from_nano(cost), *free);
+        *free = free.less(settlement.excess).checked_add(settlement.released).unwrap_or(Amount::MAX);
+        Settled {
+            id: hold.id,
+            account: hold.account,
+            request: hold.request,
+            model: hold.model,
+            endpoint: String::new(),
+            attempts: 0,
+            parts: Settled::parts_of(&settlement),
+            provider_cost: 0,
+            tokens: Settled::tokens_of(&Used::default().usage),
+            estimated: true,
+            anomaly: false,
+            at_ms: clock::unix_ms(),
+        }
+    };
+    orphans.into_iter().map(end).collect()
+}
+
+fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
+    let now_ms = clock::unix_ms();
+    let id = ledger.ensure_account(&account.name, now_ms)?;
+    if account.balance.is_positive() {
+        let reference = format!("bootstrap:{}", account.name);
+        let top_up = TopUp {
+            account: id,
+            amount: account.balance,
+            reference: &reference,
+            reason: "bootstrap",
+            now_ms,
+        };
+        ledger.top_up(&top_up)?;
+    }
+    for key in &account.keys {
+        let record = KeyRecord {
+            digest: digest(key.secret.expose()),
+            account: id,
+            account_name: account.name.clone(),
+            models: key.models.clone(),
+            default_output_tokens: key.default_output_tokens,
+        };
+        ledger.ensure_key(&record, now_ms)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! The config file, in three steps: text → [`raw`] (as written) → [`checked`] (as meant).
+//!
+//! All faults of a file are reported together, each with its line and path, before a port is bound.
+//! Behind this module nobody asks whether a pool is empty or a limit sensible.
+//!
+//! Numbers that are not whole never become floats: prices reach [`checked`] as the text that was
+//! written.
+
+pub mod checked;
+pub mod raw;
+mod yaml;
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use deserr::{DeserializeError, ErrorKind, IntoValue, MergeWithError, ValueKind, ValuePointerRef};
+
+pub use checked::Config;
+
+/// One thing that is wrong with a config file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where, as `models.gpt-a.routes[0]`; empty for the whole file.
+    pub path: String,
+    /// What is wrong and how to mend it.
+    pub message: String,
+    /// The line, counted from 1, where it could be told.
+    pub line: Option<usize>,
+}
+
+/// Everything that is wrong with a config file; never empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(pub Vec<Fault>);
+
+/// Reads and checks a config file. `var` looks up environment variables.
+///
+/// # Errors
+/// All faults at once.
+pub fn load(path: &Path, var: impl Fn(&str) -> Option<String>) -> Result<Config, Faults> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Faults::one("", format!("cannot read {}: {e}", path.display())))?;
+    parse(&text, var)
+}
+
+/// Checks the text of a config file.
+///
+/// # Errors
+/// All faults at once.
+pub fn parse(text: &str, var: impl Fn(&str) -> Option<String>) -> Result<Config, Faults> {
+    let document = yaml::read(text, &var)?;
+    let found = deserr::deserialize::<raw::File, _, Faults>(document.value);
+    let mut faults = document.faults;
+    let config = match found.map(checked::check) {
+        Ok(Ok(config)) => Some(config),
+        Ok(Err(wrong)) | Err(wrong) => {
+            faults.0.extend(wrong.0);
+            None
+        }
+    };
+    match config {
+        Some(config) if faults.0.is_empty() => Ok(config),
+        _ => {
+            for fault in &mut faults.0 {
+                fault.line = fault.line.or_else(|| document.lines.nearest(&fault.path));
+            }
+            // One fault often shows twice at one place: as unreadable, and then as missing.
+            faults.0.sort_by_key(|f| f.line);
+            faults.0.dedup_by(|b, a| !a.path.is_empty() && a.path == b.path);
+            Err(faults)
+        }
+    }
+}
+
+impl Faults {
+    pub(crate) fn one(path: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut faults = Self::default();
+        faults.push(path, message);
+        faults
+    }
+
+    pub(crate) fn push(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Fault { path: path.into(), message: message.into(), line: None });
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            if let Some(line) = fault.line {
+                write!(f, "line {line}: ")?;
+            }
+            if !fault.path.is_empty() {
+                write!(f, "{}: ", fault.path)?;
+            }
+            write!(f, "{}", fault.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl MergeWithError<Self> for Faults {
+    fn merge(all: Option<Self>, other: Self, _: ValuePointerRef<'_>) -> ControlFlow<Self, Self> {
+        let mut all = all.unwrap_or_default();
+        all.0.extend(other.0);
+        ControlFlow::Continue(all)
+    }
+}
+
+impl DeserializeError for Faults {
+    fn error<V: IntoValue>(
+        all: Option<Self>,
+        error: ErrorKind<'_, V>,
+        location: ValuePointerRef<'_>,
+    ) -> ControlFlow<Self, Self> {
+        let mut path = path_of(&location);
+        let message = match error {
+            ErrorKind::IncorrectValueKind { actual, accepted } => {
+                format!("expected {}, found {}", kinds(accepted), word(actual.kind()))
+            }
+            ErrorKind::MissingField { field } => format!("`{field}` is missing"),
+            ErrorKind::UnknownKey { key, accepted } => {
+                let hint = deserr::errors::helpers::did_you_mean(key, accepted);
+                path = join(&path, key);
+                format!("unknown key. {hint}Known here: {}", accepted.join(", "))
+            }
+            ErrorKind::UnknownValue { value, accepted } => {
+                format!("`{value}` is not one of: {}", accepted.join(", "))
+            }
+            ErrorKind::BadSequenceLen { expected, .. } => format!("expected {expected} items"),
+            ErrorKind::Unexpected { msg } => msg,
+        };
+        Self::merge(all, Self::one(path, message), location)
+    }
+}
+
+fn kinds(kinds: &[ValueKind]) -> String {
+    let mut words: Vec<_> = kinds.iter().map(|k| word(*k)).collect();
+    words.dedup();
+    words.join(" or ")
+}
+
+const fn word(kind: ValueKind) -> &'static str {
+    match kind {
+        ValueKind::Null => "nothing",
+        ValueKind::Boolean => "true or false",
+        ValueKind::Integer | ValueKind::NegativeInteger => "a whole number",
+        ValueKind::Float => "a number",
+        ValueKind::String => "text",
+        ValueKind::Sequence => "a list",
+        ValueKind::Map => "a block of keys",
+    }
+}
+
+fn path_of(location: &ValuePointerRef<'_>) -> String {
+    match location {
+        ValuePointerRef::Origin => String::new(),
+        ValuePointerRef::Key { key, prev } => join(&path_of(prev), key),
+        ValuePointerRef::Index { index, prev } => format!("{}[{index}]", path_of(prev)),
+    }
+}
+
+/// `a` and `b` as `a.b`.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}

@@ -1,0 +1,376 @@
+//! The config file as it is written. A field's comment here is its comment in `conf/tollgate.yaml`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use deserr::{Deserr, ErrorKind, IntoValue, Map as _, Value, ValueKind, ValuePointerRef, take_cf_content};
+
+use super::Faults;
+
+/// The whole file.
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct File {
+    /// Where callers and operators connect.
+    pub listen: Listen,
+    /// Where money is kept.
+    pub store: Store,
+    /// Bounds on what callers may send.
+    #[deserr(default)]
+    pub bounds: Bounds,
+    /// How upstreams are tried.
+    #[deserr(default)]
+    pub routing: Routing,
+    /// How the process leaves.
+    #[deserr(default)]
+    pub drain: Drain,
+    /// Companies and servers that we call.
+    pub providers: Named<Provider>,
+    /// What callers can ask for.
+    pub models: Named<Model>,
+    /// Accounts and keys to make when they are not there yet.
+    #[deserr(default)]
+    pub bootstrap: Option<Bootstrap>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Listen {
+    /// Plain HTTP/1.1 for callers. Put TLS in front, or keep it on a private network.
+    pub http: String,
+    /// Metrics and health. It has no authentication: never on a public address.
+    pub admin: String,
+    /// Worker threads of the proxy. Default: one per core.
+    #[deserr(default)]
+    pub threads: Option<u16>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Store {
+    /// One machine, nothing else needed: holds in memory, a journal, SQLite as ledger.
+    pub embedded: Embedded,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Embedded {
+    /// The folder for journal and ledger. Made when it is missing.
+    pub path: String,
+}
+
+#[derive(Debug, Default, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Bounds {
+    /// The largest request body. Default 32MiB.
+    #[deserr(default)]
+    pub body_max: Option<Bytes>,
+    /// All request bodies in memory together; beyond it callers get 503. Default: a quarter of RAM.
+    #[deserr(default)]
+    pub bodies_bytes_max: Option<Bytes>,
+    /// The time a body may take to arrive. Default 60s.
+    #[deserr(default)]
+    pub body_timeout: Option<Span>,
+    /// The largest request head. Default 64KiB.
+    #[deserr(default)]
+    pub head_max: Option<Bytes>,
+    /// The time one write to a caller may block. Default 60s.
+    #[deserr(default)]
+    pub write_timeout: Option<Span>,
+    /// The time an idle connection of a caller stays open. Default 75s.
+    #[deserr(default)]
+    pub keepalive: Option<Span>,
+    /// Calls in flight with money set aside. Default 65536.
+    #[deserr(default)]
+    pub open_holds_max: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Routing {
+    /// From the request to its commit, over all attempts. Default 540s.
+    #[deserr(default)]
+    pub deadline: Option<Span>,
+    /// Attempts per call, at most. Default 5.
+    #[deserr(default)]
+    pub attempts_max: Option<u32>,
+    /// Until an upstream connection stands, TLS included. Default 2s.
+    #[deserr(default)]
+    pub connect: Option<Span>,
+    /// From request sent to the response head. Default 15s.
+    #[deserr(default)]
+    pub first_byte: Option<Span>,
+    /// From request sent to the first meaningful event. Default 30s.
+    #[deserr(default)]
+    pub first_event: Option<Span>,
+    /// Between two pieces of an answer. Default 60s.
+    #[deserr(default)]
+    pub idle: Option<Span>,
+    /// A whole answer. Default 60m.
+    #[deserr(default)]
+    pub stream_max: Option<Span>,
+}
+
+#[derive(Debug, Default, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Drain {
+    /// After SIGTERM: how long to keep accepting while /readyz says 503. Default 5s.
+    #[deserr(default)]
+    pub pre: Option<Span>,
+    /// Then: how long calls in flight may go on. Default 10m.
+    #[deserr(default)]
+    pub max: Option<Span>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Provider {
+    /// The language it speaks.
+    pub dialect: DialectName,
+    /// Everything before `/chat/completions`, such as `https://host/v1`.
+    pub base_url: String,
+    /// The secret it gave us, sent as `Authorization: Bearer`.
+    #[deserr(default)]
+    pub credential: Option<String>,
+    /// Where it is; shows in logs and metrics.
+    #[deserr(default)]
+    pub region: Option<String>,
+    /// It understands `stream_options`. Default true.
+    #[deserr(default)]
+    pub stream_usage: Option<bool>,
+    /// The field for our output bound. Default `max_completion_tokens`; older servers need `max_tokens`.
+    #[deserr(default)]
+    pub output_field: Option<OutputFieldName>,
+    /// As in `routing`, for this provider alone.
+    #[deserr(default)]
+    pub connect: Option<Span>,
+    /// As in `routing`, for this provider alone.
+    #[deserr(default)]
+    pub first_byte: Option<Span>,
+    /// As in `routing`, for this provider alone.
+    #[deserr(default)]
+    pub first_event: Option<Span>,
+    /// As in `routing`, for this provider alone.
+    #[deserr(default)]
+    pub idle: Option<Span>,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults, rename_all = lowercase)]
+pub enum DialectName {
+    Openai,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum OutputFieldName {
+    #[deserr(rename = "max_completion_tokens")]
+    MaxCompletionTokens,
+    #[deserr(rename = "max_tokens")]
+    MaxTokens,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Model {
+    /// What callers pay.
+    pub price: Price,
+    /// What it can take and give.
+    pub limits: ModelLimits,
+    /// Who serves it.
+    pub routes: Vec<Route>,
+}
+
+/// USD per one million tokens, as text so that it is read exactly. What is left out is charged as
+/// plain input.
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Price {
+    /// Input.
+    pub input: Decimal,
+    /// Output, reasoning included.
+    pub output: Decimal,
+    /// Input read from the prompt cache.
+    #[deserr(default)]
+    pub cache_read: Option<Decimal>,
+    /// Input written to the cache for five minutes.
+    #[deserr(default)]
+    pub cache_write_5m: Option<Decimal>,
+    /// Input written to the cache for an hour.
+    #[deserr(default)]
+    pub cache_write_1h: Option<Decimal>,
+    /// Audio input.
+    #[deserr(default)]
+    pub audio_input: Option<Decimal>,
+    /// USD for each request, beside its tokens.
+    #[deserr(default)]
+    pub per_request: Option<Decimal>,
+}
+
+/// In tokens.
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct ModelLimits {
+    /// Input and output together.
+    pub context: u64,
+    /// Output of one answer.
+    pub output: u64,
+    /// One image at its largest. Default 4096.
+    #[deserr(default)]
+    pub image: Option<u64>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Route {
+    /// A name under `providers`.
+    pub provider: String,
+    /// The model as that provider calls it. Default: our name.
+    #[deserr(default)]
+    pub model: Option<String>,
+    /// Which route comes first: the highest. Default 100.
+    #[deserr(default)]
+    pub weight: Option<u32>,
+    /// What it costs us there; booked beside what the caller pays.
+    #[deserr(default)]
+    pub cost: Option<Price>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Bootstrap {
+    /// By name.
+    pub accounts: Named<BootstrapAccount>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct BootstrapAccount {
+    /// USD to begin with; booked once, when the account is made.
+    #[deserr(default)]
+    pub balance: Option<Decimal>,
+    /// Its keys.
+    #[deserr(default)]
+    pub keys: Vec<BootstrapKey>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct BootstrapKey {
+    /// The key itself; only its digest is kept.
+    pub key: String,
+    /// Models it may use. Default: all.
+    #[deserr(default)]
+    pub models: Option<Vec<String>>,
+    /// The output bound where the caller gives none. Default: the model's limit.
+    #[deserr(default)]
+    pub default_output_tokens: Option<u64>,
+}
+
+/// Things by their names. (`deserr` 0.6.4 reads a `BTreeMap` too, but forgets the faults inside it.)
+#[derive(Debug)]
+pub struct Named<T>(pub BTreeMap<String, T>);
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+/// A decimal number that stays text until it becomes an exact integer.
+#[derive(Clone, Debug)]
+pub struct Decimal(pub String);
+
+/// A time such as `50ms`, `2s` or `10m`.
+#[derive(Clone, Copy, Debug)]
+pub struct Span(pub Duration);
+
+/// A size such as `64KiB` or `32MiB`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
+
+impl<T: Deserr<Faults>> Deserr<Faults> for Named<T> {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        let Value::Map(map) = value else { return Err(wrong_kind(value, &[ValueKind::Map], at)) };
+        let mut named = BTreeMap::new();
+        let mut faults = Faults::default();
+        for (name, value) in map.into_iter() {
+            match T::deserialize_from_value(value.into_value(), at.push_key(&name)) {
+                Ok(value) => {
+                    named.insert(name, value);
+                }
+                Err(more) => faults.0.extend(more.0),
+            }
+        }
+        if faults.0.is_empty() { Ok(Self(named)) } else { Err(faults) }
+    }
+}
+
+impl Deserr<Faults> for Decimal {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        match value {
+            Value::String(text) => Ok(Self(text)),
+            Value::Integer(number) => Ok(Self(number.to_string())),
+            Value::NegativeInteger(number) => Ok(Self(number.to_string())),
+            other => Err(wrong_kind(other, &[ValueKind::String, ValueKind::Integer], at)),
+        }
+    }
+}
+
+impl Deserr<Faults> for Span {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        match value {
+            Value::String(text) => humantime::parse_duration(&text)
+                .map(Self)
+                .map_err(|e| unexpected(format!("`{text}` is no time such as 50ms, 2s or 10m ({e})"), at)),
+            other => Err(wrong_kind(other, &[ValueKind::String], at)),
+        }
+    }
+}
+
+impl Deserr<Faults> for Bytes {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        match value {
+            Value::Integer(number) => Ok(Self(number)),
+            Value::String(text) => parse_bytes(&text)
+                .map(Self)
+                .ok_or_else(|| unexpected(format!("`{text}` is no size such as 64KiB or 32MiB"), at)),
+            other => Err(wrong_kind(other, &[ValueKind::Integer, ValueKind::String], at)),
+        }
+    }
+}
+
+fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits)?;
+    let shift = match unit.trim() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+fn wrong_kind<V: IntoValue>(actual: Value<V>, accepted: &[ValueKind], at: ValuePointerRef<'_>) -> Faults {
+    let kind = ErrorKind::IncorrectValueKind { actual, accepted };
+    take_cf_content(deserr::DeserializeError::error::<V>(None, kind, at))
+}
+
+fn unexpected(msg: String, at: ValuePointerRef<'_>) -> Faults {
+    let kind: ErrorKind<'_, serde_json::Value> = ErrorKind::Unexpected { msg };
+    take_cf_content(deserr::DeserializeError::error(None, kind, at))
+}

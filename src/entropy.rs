@@ -1,0 +1,47 @@
+//! The only source of randomness.
+
+use std::cell::RefCell;
+
+use filters::ids::HoldId;
+use rand_core::{RngCore, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use crate::clock;
+
+thread_local! {
+    // One generator a thread, seeded by the kernel: no lock and no system call per draw.
+    static GENERATOR: RefCell<Pcg64Mcg> = RefCell::new(Pcg64Mcg::from_seed(seed()));
+}
+
+fn seed() -> [u8; 16] {
+    let mut seed = [0; 16];
+    if getrandom::fill(&mut seed).is_err() {
+        // Before the kernel has entropy of its own (early boot), addresses and time must do.
+        let place = std::ptr::from_ref(&seed).addr() as u128;
+        seed = (place ^ (u128::from(clock::unix_ms().unsigned_abs()) << 64)).to_le_bytes();
+    }
+    seed
+}
+
+/// Draws with this thread's generator.
+pub fn with_rng<T>(draw: impl FnOnce(&mut Pcg64Mcg) -> T) -> T {
+    GENERATOR.with_borrow_mut(draw)
+}
+
+/// A new hold id: a UUIDv7 (RFC 9562 §5.7), so that ids sort by time.
+#[must_use]
+pub fn hold_id() -> HoldId {
+    let millis = clock::unix_ms().unsigned_abs();
+    let random = with_rng(|rng| {
+        let mut bytes = [0; 10];
+        rng.fill_bytes(&mut bytes);
+        bytes
+    });
+    HoldId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().as_u128())
+}
+
+/// A new request id.
+#[must_use]
+pub fn request_id() -> String {
+    with_rng(|rng| format!("req_{:016x}{:016x}", rng.next_u64(), rng.next_u64()))
+}

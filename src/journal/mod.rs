@@ -1,0 +1,273 @@
+//! Each node's own record of holds: what was set aside, how far it got, how it ended.
+//!
+//! An append file per boot, written by one plain OS thread. What is durable when (design §5):
+//!
+//! - a hold's record is in the kernel before its upstream is called;
+//! - progress is coalesced: one write for all streams that moved, every [`TICK`];
+//! - a settle record is in the kernel before the caller gets the end of its answer;
+//! - `fdatasync` runs every [`TICK`] in a thread of its own, and nothing waits for it.
+//!
+//! So `kill -9` loses at most a tick of tokens of running streams, in the callers' favour, and a
+//! power cut a tick more. A write that fails closes admission ([`Journal::is_writable`]) until one
+//! succeeds; a failed `fdatasync` closes it for good, since the kernel may have dropped the pages.
+//!
+//! A settled record goes on to the ledger by a bounded queue. A segment is deleted when the ledger
+//! has everything in it; a new one begins with the holds that are still open.
+
+pub mod record;
+mod replay;
+mod writer;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use filters::ids::{AccountId, HoldId};
+use filters::money::Amount;
+use tokio::sync::oneshot;
+
+pub use record::{Hold, Settled};
+pub use replay::{Dead, Replayed, dead_boots};
+
+/// How often progress is written and the file synced.
+pub const TICK: Duration = Duration::from_millis(20);
+/// A segment's size, in bytes, at which the next one begins.
+const SEGMENT_BYTES: u64 = 16 << 20;
+
+/// A settled hold on its way to the ledger, with its place in the journal.
+#[derive(Clone, Debug)]
+pub struct Posting {
+    /// What to post.
+    pub settled: Settled,
+    /// Its number in this boot's journal.
+    pub number: u64,
+}
+
+/// What an open hold shares between its request, the journal's thread and a `Drop`.
+#[derive(Debug)]
+pub struct OpenHold {
+    /// Its record.
+    pub hold: Hold,
+    /// Cost so far, in nano-dollars.
+    progress: AtomicI64,
+    /// It waits in the queue of those that moved.
+    moved: AtomicBool,
+}
+
+/// Hands in records; one per process.
+#[derive(Clone)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    /// Holds whose progress moved. Each open hold stands in it at most once, so it never overflows.
+    moved: ArrayQueue<Arc<OpenHold>>,
+    writable: AtomicBool,
+    /// Up to here the ledger has all settled records.
+    posted: AtomicU64,
+    /// Settled records that the ledger does not have yet.
+    unposted: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    entries: Vec<Entry>,
+    stop: bool,
+}
+
+struct Entry {
+    what: What,
+    written: oneshot::Sender<bool>,
+}
+
+enum What {
+    Hold(Arc<OpenHold>),
+    Settle(Box<Settled>),
+}
+
+/// The threads behind a [`Journal`]; `main` joins them last.
+pub struct Threads {
+    writer: JoinHandle<()>,
+    syncer: JoinHandle<()>,
+    journal: Journal,
+    boot: PathBuf,
+    lock: File,
+}
+
+/// The write failed; the record may be tried again or given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the journal cannot be written")]
+pub struct Unwritable;
+
+impl Journal {
+    /// Starts a journal for this boot in `root/<boot>`, and its threads.
+    ///
+    /// # Errors
+    /// When folder, lock or file cannot be made.
+    pub fn start(
+        root: &Path,
+        boot: i64,
+        holds_max: usize,
+        ledger: SyncSender<Posting>,
+    ) -> io::Result<(Self, Threads)> {
+        let folder = root.join(format!("{boot:012}"));
+        std::fs::create_dir_all(&folder)?;
+        let lock = File::create(folder.join("lock"))?;
+        lock.lock()?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            moved: ArrayQueue::new(holds_max.max(1)),
+            writable: AtomicBool::new(true),
+            posted: AtomicU64::new(0),
+            unposted: AtomicU64::new(0),
+        });
+        let (writer, syncer) = writer::start(Arc::clone(&shared), &folder, ledger)?;
+        let journal = Self { shared };
+        Ok((journal.clone(), Threads { writer, syncer, journal, boot: folder, lock }))
+    }
+
+    /// Records a hold. Resolves when it is in the kernel.
+    ///
+    /// # Errors
+    /// [`Unwritable`]; nothing is recorded then.
+    pub async fn hold(&self, hold: Arc<OpenHold>) -> Result<(), Unwritable> {
+        self.submit(What::Hold(hold)).await
+    }
+
+    /// Records how a hold ended. Resolves when it is in the kernel.
+    ///
+    /// # Errors
+    /// [`Unwritable`]; the record is kept and written as soon as the disk allows.
+    pub async fn settle(&self, settled: Settled) -> Result<(), Unwritable> {
+        self.submit(What::Settle(Box::new(settled))).await
+    }
+
+    /// Records an end that nobody waits for (a dropped request).
+    pub fn settle_unattended(&self, settled: Settled) {
+        let (written, _) = oneshot::channel();
+        self.push(Entry { what: What::Settle(Box::new(settled)), written });
+    }
+
+    /// Notes how much an open hold has cost so far. Never blocks and never allocates.
+    pub fn progress(&self, hold: &Arc<OpenHold>, cost: Amount) {
+        hold.progress.fetch_max(cost.nano(), Ordering::Relaxed);
+        if !hold.moved.swap(true, Ordering::AcqRel) {
+            // Its one place in the queue is free: `moved` was false.
+            let _full = self.shared.moved.push(Arc::clone(hold));
+        }
+    }
+
+    /// Whether admission may go on.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.shared.writable.load(Ordering::Acquire)
+    }
+
+    /// Settled records that the ledger does not have yet.
+    #[must_use]
+    pub fn unposted(&self) -> u64 {
+        self.shared.unposted.load(Ordering::Acquire)
+    }
+
+    /// Whether the process is about to leave.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).stop
+    }
+
+    /// The ledger has every settled record up to `number`.
+    pub fn posted(&self, number: u64, count: u64) {
+        self.shared.posted.fetch_max(number, Ordering::AcqRel);
+        self.shared.unposted.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    async fn submit(&self, what: What) -> Result<(), Unwritable> {
+        let (written, done) = oneshot::channel();
+        self.push(Entry { what, written });
+        if done.await.unwrap_or(false) { Ok(()) } else { Err(Unwritable) }
+    }
+
+    fn push(&self, entry: Entry) {
+        let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.entries.push(entry);
+        drop(queue);
+        self.shared.wake.notify_one();
+    }
+}
+
+impl OpenHold {
+    /// A hold that has cost nothing yet.
+    #[must_use]
+    pub fn new(hold: Hold) -> Self {
+        Self { hold, progress: AtomicI64::new(0), moved: AtomicBool::new(false) }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> HoldId {
+        HoldId(self.hold.id)
+    }
+
+    /// Whose money it is.
+    #[must_use]
+    pub fn account(&self) -> AccountId {
+        AccountId(self.hold.account)
+    }
+
+    /// What is set aside.
+    #[must_use]
+    pub fn amount(&self) -> Amount {
+        Amount::from_nano(self.hold.amount)
+    }
+
+    /// What it has cost so far.
+    #[must_use]
+    pub fn cost_so_far(&self) -> Amount {
+        Amount::from_nano(self.progress.load(Ordering::Relaxed))
+    }
+}
+
+impl Threads {
+    /// Writes what is queued, syncs, and ends the threads. The boot's folder stays until
+    /// [`forget`](Self::forget): the ledger may not have everything yet.
+    #[must_use]
+    pub fn stop(self) -> Stopped {
+        let mut queue = self.journal.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.stop = true;
+        drop(queue);
+        self.journal.shared.wake.notify_one();
+        let ended = self.writer.join().is_ok() & self.syncer.join().is_ok();
+        Stopped { boot: self.boot, lock: self.lock, clean: ended && self.journal.is_writable() }
+    }
+}
+
+/// A journal whose threads have ended.
+pub struct Stopped {
+    boot: PathBuf,
+    lock: File,
+    clean: bool,
+}
+
+impl Stopped {
+    /// Deletes the boot's folder once the ledger has everything; keeps it after any trouble, for
+    /// the next start to replay.
+    pub fn forget(self, all_posted: bool) {
+        if self.clean && all_posted {
+            let removed = std::fs::remove_dir_all(&self.boot);
+            if let Err(error) = removed {
+                tracing::warn!(%error, folder = %self.boot.display(), "cannot delete a finished journal");
+            }
+        }
+        drop(self.lock);
+    }
+}

@@ -1,0 +1,200 @@
+//! What stands in a journal: records, framed so that a torn tail shows.
+//!
+//! `[length u32 LE][crc32 u32 LE][payload]`, the payload in postcard's wire format with the variant
+//! first. Only append variants and fields at the end of a variant list: old journals are replayed by
+//! newer binaries.
+
+use filters::ids::AccountId;
+use filters::money::{Amount, Settlement};
+use filters::stream::usage::Usage;
+use serde::{Deserialize, Serialize};
+
+/// The longest payload that is written or believed, in bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+const HEADER_BYTES: usize = 8;
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Record {
+    /// Money was set aside.
+    Hold(Hold),
+    /// What an open hold has cost so far, in nano-dollars.
+    Progress {
+        /// The hold.
+        id: u128,
+        /// Nano-dollars.
+        cost: i64,
+    },
+    /// A hold ended.
+    Settled(Settled),
+}
+
+/// Money set aside for one call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// The hold's id.
+    pub id: u128,
+    /// The account's number in the ledger.
+    pub account: i64,
+    /// Nano-dollars.
+    pub amount: i64,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// The request id.
+    pub request: String,
+    /// The model asked for.
+    pub model: String,
+}
+
+/// How a hold ended; everything that the ledger books of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settled {
+    /// The hold's id.
+    pub id: u128,
+    /// The account's number in the ledger.
+    pub account: i64,
+    /// The request id.
+    pub request: String,
+    /// The model asked for.
+    pub model: String,
+    /// The endpoint that answered; empty when none did.
+    pub endpoint: String,
+    /// How many attempts there were.
+    pub attempts: u32,
+    /// In nano-dollars: held, captured, released, excess, shortfall.
+    pub parts: [i64; 5],
+    /// Our cost at the provider, in nano-dollars.
+    pub provider_cost: i64,
+    /// Tokens: input, cache read, cache writes for 5 minutes and 1 hour, audio input, output, reasoning.
+    pub tokens: [u64; 7],
+    /// The counts are our own.
+    pub estimated: bool,
+    /// The provider's report was not plausible.
+    pub anomaly: bool,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+impl Settled {
+    /// Whose money it was.
+    #[must_use]
+    pub fn account(&self) -> AccountId {
+        AccountId(self.account)
+    }
+
+    /// The money.
+    #[must_use]
+    pub fn settlement(&self) -> Settlement {
+        let [held, captured, released, excess, shortfall] = self.parts.map(Amount::from_nano);
+        Settlement { held, captured, released, excess, shortfall }
+    }
+
+    /// The money, as it is stored.
+    #[must_use]
+    pub fn parts_of(settlement: &Settlement) -> [i64; 5] {
+        let Settlement { held, captured, released, excess, shortfall } = *settlement;
+        [held, captured, released, excess, shortfall].map(Amount::nano)
+    }
+
+    /// The counts, as they are stored.
+    #[must_use]
+    pub fn tokens_of(usage: &Usage) -> [u64; 7] {
+        let Usage { input, cache_read, cache_write_5m, cache_write_1h, audio_input, output, reasoning } =
+            *usage;
+        [input, cache_read, cache_write_5m, cache_write_1h, audio_input, output, reasoning]
+    }
+
+    /// The counts.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let [input, cache_read, cache_write_5m, cache_write_1h, audio_input, output, reasoning] = self.tokens;
+        Usage { input, cache_read, cache_write_5m, cache_write_1h, audio_input, output, reasoning }
+    }
+}
+
+/// Why a frame cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadFrame {
+    /// The file ends inside it.
+    #[error("the record is cut off")]
+    Torn,
+    /// Its checksum or its content is wrong.
+    #[error("the record is damaged")]
+    Damaged,
+}
+
+/// Appends a record's frame to `out`. A record too long to be read again is left out and reported.
+///
+/// # Errors
+/// [`BadFrame::Damaged`] when it cannot be written so that it can be read.
+pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+    let payload = postcard::to_stdvec(record).map_err(|_| BadFrame::Damaged)?;
+    let length = u32::try_from(payload.len()).map_err(|_| BadFrame::Damaged)?;
+    if payload.len() > PAYLOAD_BYTES_MAX {
+        return Err(BadFrame::Damaged);
+    }
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(&crc32fast::hash(&payload).to_le_bytes());
+    out.extend_from_slice(&payload);
+    Ok(())
+}
+
+/// Reads the record at the front of `bytes`; answers it and the length of its frame.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode(bytes: &[u8]) -> Result<(Record, usize), BadFrame> {
+    let word = |at: usize| {
+        let bytes = bytes.get(at..at + 4)?;
+        <[u8; 4]>::try_from(bytes).ok().map(u32::from_le_bytes)
+    };
+    let (length, crc) = (word(0).ok_or(BadFrame::Torn)?, word(4).ok_or(BadFrame::Torn)?);
+    let length = usize::try_from(length).map_err(|_| BadFrame::Damaged)?;
+    if length > PAYLOAD_BYTES_MAX {
+        return Err(BadFrame::Damaged);
+    }
+    let end = HEADER_BYTES + length;
+    let payload = bytes.get(HEADER_BYTES..end).ok_or(BadFrame::Torn)?;
+    if crc32fast::hash(payload) != crc {
+        return Err(BadFrame::Damaged);
+    }
+    let record = postcard::from_bytes(payload).map_err(|_| BadFrame::Damaged)?;
+    Ok((record, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_record_survives_its_frame() {
+        let hold = Hold { id: 7, account: 1, amount: 5, at_ms: 9, request: "r".into(), model: "m".into() };
+        let mut bytes = vec![];
+        encode(&Record::Hold(hold.clone()), &mut bytes).unwrap();
+        encode(&Record::Progress { id: 7, cost: 3 }, &mut bytes).unwrap();
+        let (first, length) = decode(&bytes).unwrap();
+        assert_eq!(first, Record::Hold(hold));
+        assert_eq!(decode(&bytes[length..]).unwrap().0, Record::Progress { id: 7, cost: 3 });
+    }
+
+    #[test]
+    fn a_cut_and_a_flipped_bit_show() {
+        let mut bytes = vec![];
+        encode(&Record::Progress { id: 7, cost: 3 }, &mut bytes).unwrap();
+        for cut in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..cut]), Err(BadFrame::Torn), "{cut}");
+        }
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        assert_eq!(decode(&bytes), Err(BadFrame::Damaged));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert!(decode(&bytes).is_err() || bytes.len() >= HEADER_BYTES);
+        }
+    }
+}

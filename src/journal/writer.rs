@@ -1,0 +1,313 @@
+//! The journal's two threads: one appends, one syncs.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::record::{Record, encode};
+use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
+
+/// How long to wait before a failed write is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+pub(super) fn start(
+    shared: Arc<Shared>,
+    folder: &Path,
+    ledger: SyncSender<Posting>,
+) -> io::Result<(JoinHandle<()>, JoinHandle<()>)> {
+    let sync = Arc::new(Syncer::default());
+    let segment = Segment::create(folder, 1)?;
+    let mut writer = Writer {
+        shared: Arc::clone(&shared),
+        folder: folder.to_owned(),
+        segment,
+        finished: vec![],
+        open: HashMap::new(),
+        ledger,
+        backlog: vec![],
+        unwritten: vec![],
+        number: 0,
+        sync: Arc::clone(&sync),
+        buffer: Vec::with_capacity(64 << 10),
+    };
+    let syncer = thread::Builder::new().name("journal-sync".to_owned()).spawn(move || sync.run(&shared))?;
+    let writer = thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run())?;
+    Ok((writer, syncer))
+}
+
+struct Segment {
+    file: File,
+    path: PathBuf,
+    length: u64,
+    index: u64,
+}
+
+impl Segment {
+    fn create(folder: &Path, index: u64) -> io::Result<Self> {
+        let path = folder.join(format!("{index:08}.log"));
+        let file = OpenOptions::new().create_new(true).write(true).open(&path)?;
+        // The name itself must survive a power cut.
+        File::open(folder)?.sync_all()?;
+        Ok(Self { file, path, length: 0, index })
+    }
+
+    /// Appends all of `bytes` or nothing: after a short write the file is cut back, so that no
+    /// broken record stands in the middle.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self.file.write_all(bytes) {
+            Ok(()) => {
+                self.length += u64::try_from(bytes.len()).unwrap_or_default();
+                Ok(())
+            }
+            Err(error) => {
+                self.file.set_len(self.length)?;
+                self.file.seek(SeekFrom::Start(self.length))?;
+                Err(error)
+            }
+        }
+    }
+}
+
+struct Writer {
+    shared: Arc<Shared>,
+    folder: PathBuf,
+    segment: Segment,
+    /// Earlier segments, each with the number of the last settled record in it.
+    finished: Vec<(PathBuf, u64)>,
+    open: HashMap<u128, Arc<OpenHold>>,
+    ledger: SyncSender<Posting>,
+    /// Settled and written, but the ledger's queue was full.
+    backlog: Vec<Posting>,
+    /// Settled, but the disk would not take it.
+    unwritten: Vec<Posting>,
+    number: u64,
+    sync: Arc<Syncer>,
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    fn run(&mut self) {
+        loop {
+            let (entries, stop) = self.wait();
+            self.write(entries);
+            self.hand_on();
+            self.delete_posted();
+            if self.segment.length > SEGMENT_BYTES {
+                self.rotate();
+            }
+            if stop && self.backlog.is_empty() && self.unwritten.is_empty() {
+                break;
+            }
+        }
+        self.sync.stop();
+    }
+
+    /// Waits for entries; for a tick at most while something is open.
+    fn wait(&self) -> (Vec<Entry>, bool) {
+        let queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = !(self.open.is_empty() && self.backlog.is_empty() && self.finished.is_empty());
+        let patience = match (self.unwritten.is_empty(), busy) {
+            (false, _) => RETRY,
+            (true, true) => TICK,
+            (true, false) => Duration::from_secs(3600),
+        };
+        let (mut queue, _) = self
+            .shared
+            .wake
+            .wait_timeout_while(queue, patience, |q| q.entries.is_empty() && !q.stop)
+            .unwrap_or_else(PoisonError::into_inner);
+        (std::mem::take(&mut queue.entries), queue.stop)
+    }
+
+    fn write(&mut self, entries: Vec<Entry>) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        let retried = std::mem::take(&mut self.unwritten);
+        let mut settled: Vec<Posting> = vec![];
+        let mut holds = vec![];
+        let mut waiting = vec![];
+        for posting in retried {
+            put(&Record::Settled(posting.settled.clone()), &mut buffer);
+            settled.push(posting);
+        }
+        for entry in entries {
+            match entry.what {
+                What::Hold(hold) => {
+                    put(&Record::Hold(hold.hold.clone()), &mut buffer);
+                    holds.push(hold);
+                }
+                What::Settle(record) => {
+                    self.number += 1;
+                    self.shared.unposted.fetch_add(1, Ordering::AcqRel);
+                    put(&Record::Settled((*record).clone()), &mut buffer);
+                    settled.push(Posting { settled: *record, number: self.number });
+                }
+            }
+            waiting.push(entry.written);
+        }
+        self.put_progress(&mut buffer);
+        let result = if buffer.is_empty() { Ok(()) } else { self.segment.append(&buffer) };
+        self.buffer = buffer;
+        self.conclude(result, holds, settled, waiting);
+    }
+
+    fn put_progress(&self, buffer: &mut Vec<u8>) {
+        // As many as stand there now: a stream that moves all the time must not hold us here.
+        for _ in 0..self.shared.moved.len() {
+            let Some(hold) = self.shared.moved.pop() else { break };
+            hold.moved.store(false, Ordering::Release);
+            if self.open.contains_key(&hold.hold.id) {
+                put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, buffer);
+            }
+        }
+    }
+
+    fn conclude(
+        &mut self,
+        result: io::Result<()>,
+        holds: Vec<Arc<OpenHold>>,
+        settled: Vec<Posting>,
+        waiting: Vec<tokio::sync::oneshot::Sender<bool>>,
+    ) {
+        let written = result.is_ok();
+        match result {
+            Ok(()) => {
+                self.open.extend(holds.into_iter().map(|hold| (hold.hold.id, hold)));
+                for posting in &settled {
+                    self.open.remove(&posting.settled.id);
+                }
+                self.backlog.extend(settled);
+                if !self.sync.has_failed() {
+                    self.shared.writable.store(true, Ordering::Release);
+                }
+                self.sync.dirty(&self.segment.file);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the journal cannot be written: no call is admitted until it can");
+                self.shared.writable.store(false, Ordering::Release);
+                self.unwritten = settled;
+            }
+        }
+        for waiter in waiting {
+            // Whoever waited may be gone.
+            let _gone = waiter.send(written);
+        }
+    }
+
+    /// Passes written postings on, as far as the ledger's queue has room.
+    fn hand_on(&mut self) {
+        let mut rest = std::mem::take(&mut self.backlog).into_iter();
+        for posting in rest.by_ref() {
+            match self.ledger.try_send(posting) {
+                Ok(()) => {}
+                Err(TrySendError::Full(posting)) => {
+                    self.backlog.push(posting);
+                    break;
+                }
+                // The ledger's thread has ended: the next start replays this journal.
+                Err(TrySendError::Disconnected(_)) => return,
+            }
+        }
+        self.backlog.extend(rest);
+    }
+
+    fn delete_posted(&mut self) {
+        let posted = self.shared.posted.load(Ordering::Acquire);
+        self.finished.retain(|(path, last)| {
+            let done = *last <= posted;
+            if done && let Err(error) = std::fs::remove_file(path) {
+                tracing::warn!(%error, path = %path.display(), "cannot delete a finished journal segment");
+            }
+            !done
+        });
+    }
+
+    /// Begins a segment with the holds that are open, so that earlier ones can go.
+    fn rotate(&mut self) {
+        let next = Segment::create(&self.folder, self.segment.index + 1);
+        let mut next = match next {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::error!(%error, "cannot begin a journal segment; the old one goes on");
+                return;
+            }
+        };
+        let mut buffer = vec![];
+        for hold in self.open.values() {
+            put(&Record::Hold(hold.hold.clone()), &mut buffer);
+            put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, &mut buffer);
+        }
+        if let Err(error) = next.append(&buffer).and_then(|()| next.file.sync_data()) {
+            tracing::error!(%error, "cannot begin a journal segment; the old one goes on");
+            let _removed = std::fs::remove_file(&next.path);
+            return;
+        }
+        self.sync.dirty(&next.file);
+        let old = std::mem::replace(&mut self.segment, next);
+        self.finished.push((old.path, self.number));
+    }
+}
+
+fn put(record: &Record, buffer: &mut Vec<u8>) {
+    if encode(record, buffer).is_err() {
+        tracing::error!(?record, "a journal record is too long and was left out");
+    }
+}
+
+/// What the sync thread is told.
+#[derive(Default)]
+struct Syncer {
+    state: Mutex<SyncerState>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct SyncerState {
+    dirty: Option<File>,
+    stop: bool,
+    failed: bool,
+}
+
+impl Syncer {
+    fn dirty(&self, file: &File) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.dirty.is_none() {
+            state.dirty = file.try_clone().ok();
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    fn stop(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.wake.notify_one();
+    }
+
+    fn has_failed(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failed
+    }
+
+    fn run(&self, shared: &Shared) {
+        loop {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self
+                .wake
+                .wait_while(state, |s| s.dirty.is_none() && !s.stop)
+                .unwrap_or_else(PoisonError::into_inner);
+            let Some(file) = state.dirty.take() else { return };
+            drop(state);
+            if let Err(error) = file.sync_data() {
+                tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
+                self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
+                shared.writable.store(false, Ordering::Release);
+            }
+            thread::sleep(TICK);
+        }
+    }
+}

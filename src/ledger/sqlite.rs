@@ -1,0 +1,465 @@
+//! The embedded ledger: one `SQLite` file, WAL, one writer.
+//!
+//! `synchronous=FULL`: what is committed survives a power cut. Its constraints mirror
+//! `filters::money::transfer`, so that a bad row is refused twice.
+
+use std::path::Path;
+use std::time::Duration;
+
+use filters::ids::{AccountId, HoldId, KeyDigest};
+use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
+
+use super::port::{AccountRow, KeyRecord, Ledger, LedgerError, StatementLine, TopUp, Verified, kind_word};
+use crate::journal::Settled;
+
+const SCHEMA: &str = include_str!("schema.sql");
+const SCHEMA_VERSION: i64 = 1;
+const CUSTOMER: i64 = 1;
+const HOUSE_KIND: i64 = 2;
+
+/// House accounts, with the ids that they keep for ever.
+const HOUSE: [(i64, &str, LedgerAccount); 8] = [
+    (1, "revenue", LedgerAccount::Revenue),
+    (2, "cash_in", LedgerAccount::CashIn),
+    (3, "provider_payable", LedgerAccount::ProviderPayable),
+    (4, "provider_cost", LedgerAccount::ProviderCost),
+    (5, "shortfall", LedgerAccount::Shortfall),
+    (6, "abandoned", LedgerAccount::Abandoned),
+    (7, "promo", LedgerAccount::Promo),
+    (8, "write_off", LedgerAccount::WriteOff),
+];
+/// Customers' ids begin here.
+const CUSTOMER_ID_MIN: i64 = 1000;
+
+/// A ledger in a file.
+pub struct Sqlite {
+    connection: Connection,
+}
+
+impl Sqlite {
+    /// Opens the file for writing, making it and its schema when it is not there.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when it cannot be opened or is newer than this binary.
+    pub fn open(path: &Path) -> Result<Self, LedgerError> {
+        Self::prepare(Connection::open(path)?)
+    }
+
+    /// A ledger in memory, for tests and simulations.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when `SQLite` cannot begin.
+    pub fn in_memory() -> Result<Self, LedgerError> {
+        Self::prepare(Connection::open_in_memory()?)
+    }
+
+    /// Opens the file for reading beside a running gateway.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when it is not there or cannot be read.
+    pub fn open_for_reading(path: &Path) -> Result<Self, LedgerError> {
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        let version = version(&connection)?;
+        if version == SCHEMA_VERSION {
+            Ok(Self { connection })
+        } else {
+            Err(LedgerError::TooNew(version, SCHEMA_VERSION))
+        }
+    }
+
+    fn prepare(mut connection: Connection) -> Result<Self, LedgerError> {
+        connection.busy_timeout(Duration::from_secs(5))?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
+        match version(&connection)? {
+            SCHEMA_VERSION => {}
+            0 => {
+                let transaction = connection.transaction()?;
+                transaction.execute_batch(SCHEMA)?;
+                for (id, name, _) in HOUSE {
+                    transaction.execute(
+                        "INSERT INTO account (id, kind, name, created_ms) VALUES (?1, ?2, ?3, 0)",
+                        params![id, HOUSE_KIND, name],
+                    )?;
+                }
+                // AUTOINCREMENT goes on behind this.
+                transaction.execute(
+                    "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'account'",
+                    params![CUSTOMER_ID_MIN - 1],
+                )?;
+                transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+                transaction.commit()?;
+            }
+            newer => return Err(LedgerError::TooNew(newer, SCHEMA_VERSION)),
+        }
+        Ok(Self { connection })
+    }
+}
+
+fn version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
+}
+
+impl Ledger for Sqlite {
+    fn begin_boot(&mut self, now_ms: i64) -> Result<i64, LedgerError> {
+        self.connection.execute("INSERT INTO boot (started_ms) VALUES (?1)", params![now_ms])?;
+        Ok(self.connection.last_insert_rowid())
+    }
+
+    fn open_boots(&mut self) -> Result<Vec<i64>, LedgerError> {
+        let mut query = self.connection.prepare_cached("SELECT id FROM boot WHERE ended = 0 ORDER BY id")?;
+        let rows = query.query_map([], |row| row.get(0))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn lease_all(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError> {
+        let transaction = self.connection.transaction()?;
+        transaction.execute(
+            "INSERT INTO lease (account, boot, amount)
+             SELECT account, ?1, posted - leased FROM balance WHERE posted > leased
+             ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
+            params![boot],
+        )?;
+        transaction.execute("UPDATE balance SET leased = posted WHERE posted > leased", [])?;
+        transaction.commit()?;
+        self.leases(boot)
+    }
+
+    fn leases(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError> {
+        let mut query =
+            self.connection.prepare_cached("SELECT account, amount FROM lease WHERE boot = ?1")?;
+        let rows = query
+            .query_map(params![boot], |row| Ok((AccountId(row.get(0)?), Amount::from_nano(row.get(1)?))))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn post(&mut self, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
+        let transaction = self.connection.transaction()?;
+        let mut new = 0;
+        for settled in batch {
+            new += usize::from(post_one(&transaction, boot, settled)?);
+        }
+        transaction.commit()?;
+        Ok(new)
+    }
+
+    fn end_boot(&mut self, boot: i64) -> Result<(), LedgerError> {
+        let transaction = self.connection.transaction()?;
+        transaction.execute(
+            "UPDATE balance SET leased = leased - lease.amount FROM lease
+             WHERE lease.boot = ?1 AND lease.account = balance.account",
+            params![boot],
+        )?;
+        transaction.execute("DELETE FROM lease WHERE boot = ?1", params![boot])?;
+        transaction.execute("UPDATE boot SET ended = 1 WHERE id = ?1", params![boot])?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn ensure_account(&mut self, name: &str, now_ms: i64) -> Result<AccountId, LedgerError> {
+        let transaction = self.connection.transaction()?;
+        transaction.execute(
+            "INSERT INTO account (kind, name, created_ms) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
+            params![CUSTOMER, name, now_ms],
+        )?;
+        let id = account_id(&transaction, name)?;
+        transaction.execute(
+            "INSERT INTO balance (account, posted, leased) VALUES (?1, 0, 0) ON CONFLICT DO NOTHING",
+            params![id],
+        )?;
+        transaction.commit()?;
+        Ok(AccountId(id))
+    }
+
+    fn top_up(&mut self, top_up: &TopUp<'_>) -> Result<bool, LedgerError> {
+        let TopUp { account, amount, reference, reason, now_ms } = *top_up;
+        let transfer = Transfer {
+            kind: TransferKind::TopUp,
+            debit: LedgerAccount::CashIn,
+            credit: LedgerAccount::Customer(account),
+            amount,
+        };
+        let transaction = self.connection.transaction()?;
+        let new = book(&transaction, reference.as_bytes(), &transfer, reason, now_ms)?;
+        if new {
+            transaction.execute(
+                "UPDATE balance SET posted = posted + ?2 WHERE account = ?1",
+                params![account.0, amount.nano()],
+            )?;
+        }
+        transaction.commit()?;
+        Ok(new)
+    }
+
+    fn ensure_key(&mut self, key: &KeyRecord, now_ms: i64) -> Result<(), LedgerError> {
+        let models = key.models.as_ref().map(|models| serde_json::Value::from(models.clone()).to_string());
+        let tokens = key.default_output_tokens.and_then(|n| i64::try_from(n).ok());
+        let changed = self.connection.execute(
+            "INSERT INTO api_key (digest, account, models, default_output_tokens, created_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT DO UPDATE SET models = excluded.models,
+                 default_output_tokens = excluded.default_output_tokens
+             WHERE account = excluded.account",
+            params![key.digest.0, key.account.0, models, tokens, now_ms],
+        )?;
+        if changed == 0 { Err(LedgerError::KeyTaken(key.account_name.clone())) } else { Ok(()) }
+    }
+
+    fn keys(&mut self) -> Result<Vec<KeyRecord>, LedgerError> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT k.digest, k.account, a.name, k.models, k.default_output_tokens
+             FROM api_key k JOIN account a ON a.id = k.account WHERE k.revoked_ms IS NULL",
+        )?;
+        let rows = query.query_map([], |row| {
+            let models: Option<String> = row.get(3)?;
+            let tokens: Option<i64> = row.get(4)?;
+            Ok(KeyRecord {
+                digest: KeyDigest(row.get(0)?),
+                account: AccountId(row.get(1)?),
+                account_name: row.get(2)?,
+                models: models.map(|text| serde_json::from_str(&text).unwrap_or_default()),
+                default_output_tokens: tokens.and_then(|n| u64::try_from(n).ok()),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT a.id, a.name, b.posted, b.leased,
+                    (SELECT count(*) FROM settlement s WHERE s.account = a.id)
+             FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name",
+        )?;
+        let rows = query.query_map([], |row| {
+            Ok(AccountRow {
+                id: row.get(0)?,
+                name: row.get(1)?,
+                balance_nano: row.get(2)?,
+                leased_nano: row.get(3)?,
+                calls: row.get(4)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn statement(&mut self, account: &str, limit: u32) -> Result<Vec<StatementLine>, LedgerError> {
+        let id = account_id(&self.connection, account)?;
+        let mut query = self.connection.prepare_cached(
+            "SELECT t.at_ms, t.kind, CASE t.debit WHEN ?1 THEN -t.amount ELSE t.amount END,
+                    coalesce(s.request, t.reason), coalesce(s.model, ''), coalesce(s.endpoint, ''),
+                    coalesce(s.tokens, '[]'), coalesce(s.estimated, 0)
+             FROM transfer t LEFT JOIN settlement s ON s.hold = t.reference
+             WHERE t.debit = ?1 OR t.credit = ?1 ORDER BY t.id DESC LIMIT ?2",
+        )?;
+        let rows = query.query_map(params![id, limit], |row| {
+            let tokens: String = row.get(6)?;
+            let tokens: Vec<u64> = serde_json::from_str(&tokens).unwrap_or_default();
+            let sum = |range: std::ops::Range<usize>| {
+                tokens.get(range).unwrap_or_default().iter().fold(0_u64, |a, b| a.saturating_add(*b))
+            };
+            Ok(StatementLine {
+                at_ms: row.get(0)?,
+                kind: kind_word(row.get(1)?),
+                amount_nano: row.get(2)?,
+                what: row.get(3)?,
+                model: row.get(4)?,
+                endpoint: row.get(5)?,
+                prompt_tokens: sum(0..5),
+                completion_tokens: sum(5..6),
+                estimated: row.get(7)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn verify(&mut self) -> Result<Verified, LedgerError> {
+        // One snapshot, so that a running gateway cannot make the sums disagree.
+        let transaction = self.connection.transaction()?;
+        for (law, query) in LAWS {
+            let broken: Option<String> = transaction.query_row(query, [], |row| row.get(0)).optional()?;
+            if let Some(what) = broken {
+                return Err(LedgerError::Violation(format!("{law}: {what}")));
+            }
+        }
+        let count = |table: &str| {
+            transaction.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get::<_, i64>(0))
+        };
+        let turnover_nano =
+            transaction.query_row("SELECT coalesce(sum(amount), 0) FROM transfer", [], |row| row.get(0))?;
+        Ok(Verified {
+            accounts: count("balance")?,
+            transfers: count("transfer")?,
+            holds: count("settlement")?,
+            turnover_nano,
+        })
+    }
+}
+
+/// What must hold, each with a query that finds the first row where it does not.
+const LAWS: [(&str, &str); 8] = [
+    (
+        "a transfer moves a positive amount between two accounts",
+        "SELECT 'transfer ' || id FROM transfer WHERE amount <= 0 OR debit = credit LIMIT 1",
+    ),
+    (
+        "a balance is the sum of its postings",
+        "SELECT 'account ' || b.account || ' has ' || b.posted || ', its postings sum to ' ||
+             (coalesce(c.sum, 0) - coalesce(d.sum, 0))
+         FROM balance b
+         LEFT JOIN (SELECT credit, sum(amount) AS sum FROM transfer GROUP BY credit) c ON c.credit = b.account
+         LEFT JOIN (SELECT debit, sum(amount) AS sum FROM transfer GROUP BY debit) d ON d.debit = b.account
+         WHERE b.posted <> coalesce(c.sum, 0) - coalesce(d.sum, 0) LIMIT 1",
+    ),
+    (
+        "all postings sum to zero",
+        "SELECT 'the sum is ' || s FROM (
+             SELECT sum(credits) - sum(debits) AS s FROM (
+                 SELECT a.id,
+                     (SELECT coalesce(sum(amount), 0) FROM transfer WHERE credit = a.id) AS credits,
+                     (SELECT coalesce(sum(amount), 0) FROM transfer WHERE debit = a.id) AS debits
+                 FROM account a)) WHERE s <> 0",
+    ),
+    (
+        "captured and released make up what was held",
+        "SELECT 'hold ' || hex(hold) FROM settlement WHERE captured + released <> held LIMIT 1",
+    ),
+    (
+        "every hold's transfers are what its settlement says",
+        "SELECT 'hold ' || hex(s.hold) FROM settlement s
+         LEFT JOIN transfer c ON c.reference = s.hold AND c.kind = 1
+         LEFT JOIN transfer e ON e.reference = s.hold AND e.kind = 2
+         LEFT JOIN transfer f ON f.reference = s.hold AND f.kind = 3
+         WHERE coalesce(c.amount, 0) <> s.captured OR coalesce(e.amount, 0) <> s.excess
+             OR coalesce(f.amount, 0) <> s.shortfall
+             OR coalesce(c.debit, s.account) <> s.account OR coalesce(e.debit, s.account) <> s.account LIMIT 1",
+    ),
+    (
+        "every charge belongs to a settled hold",
+        "SELECT 'transfer ' || t.id FROM transfer t LEFT JOIN settlement s ON s.hold = t.reference
+         WHERE t.kind IN (1, 2, 3) AND s.hold IS NULL LIMIT 1",
+    ),
+    (
+        "leases reconcile with what is leased of a balance",
+        "SELECT 'account ' || b.account || ' has ' || b.leased || ' leased, its leases sum to ' ||
+             coalesce(l.sum, 0)
+         FROM balance b
+         LEFT JOIN (SELECT account, sum(amount) AS sum FROM lease GROUP BY account) l ON l.account = b.account
+         WHERE b.leased <> coalesce(l.sum, 0) LIMIT 1",
+    ),
+    (
+        "no balance is negative and none is leased beyond what is there",
+        "SELECT 'account ' || account FROM balance WHERE posted < 0 OR leased < 0 OR leased > posted LIMIT 1",
+    ),
+];
+
+fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Result<bool, LedgerError> {
+    let hold = HoldId(settled.id).to_bytes();
+    let [held, captured, released, excess, shortfall] = settled.parts;
+    let tokens = serde_json::Value::from(settled.tokens.to_vec()).to_string();
+    let new = transaction
+        .prepare_cached(
+            "INSERT INTO settlement (hold, account, request, model, endpoint, attempts, held, captured,
+                 released, excess, shortfall, provider_cost, tokens, estimated, anomaly, at_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+             ON CONFLICT (hold) DO NOTHING",
+        )?
+        .execute(params![
+            hold,
+            settled.account,
+            settled.request,
+            settled.model,
+            settled.endpoint,
+            settled.attempts,
+            held,
+            captured,
+            released,
+            excess,
+            shortfall,
+            settled.provider_cost,
+            tokens,
+            settled.estimated,
+            settled.anomaly,
+            settled.at_ms,
+        ])?;
+    if new == 0 {
+        return Ok(false);
+    }
+    let settlement = settled.settlement();
+    let mut transfers = settlement.transfers(settled.account());
+    if settled.provider_cost > 0 {
+        transfers.push(Transfer {
+            kind: TransferKind::ProviderCost,
+            debit: LedgerAccount::ProviderCost,
+            credit: LedgerAccount::ProviderPayable,
+            amount: Amount::from_nano(settled.provider_cost),
+        });
+    }
+    for transfer in &transfers {
+        book(transaction, &hold, transfer, "", settled.at_ms)?;
+    }
+    let charged = settlement.charged().nano();
+    if charged > 0 {
+        transaction
+            .prepare_cached("UPDATE lease SET amount = amount - ?3 WHERE account = ?1 AND boot = ?2")?
+            .execute(params![settled.account, boot, charged])?;
+        transaction
+            .prepare_cached(
+                "UPDATE balance SET posted = posted - ?2, leased = leased - ?2 WHERE account = ?1",
+            )?
+            .execute(params![settled.account, charged])?;
+    }
+    Ok(true)
+}
+
+/// Books one transfer, once per reference and kind.
+fn book(
+    transaction: &Transaction<'_>,
+    reference: &[u8],
+    transfer: &Transfer,
+    reason: &str,
+    at_ms: i64,
+) -> Result<bool, LedgerError> {
+    let Transfer { kind, debit, credit, amount } = *transfer;
+    let new = transaction
+        .prepare_cached(
+            "INSERT INTO transfer (reference, kind, debit, credit, amount, reason, at_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (reference, kind) DO NOTHING",
+        )?
+        .execute(params![reference, number(kind), row(debit), row(credit), amount.nano(), reason, at_ms])?;
+    Ok(new > 0)
+}
+
+fn account_id(connection: &Connection, name: &str) -> Result<i64, LedgerError> {
+    connection
+        .query_row("SELECT id FROM account WHERE kind = ?1 AND name = ?2", params![CUSTOMER, name], |r| {
+            r.get(0)
+        })
+        .optional()?
+        .ok_or_else(|| LedgerError::NoAccount(name.to_owned()))
+}
+
+/// The stored number of a kind.
+pub(super) const fn number(kind: TransferKind) -> i64 {
+    match kind {
+        TransferKind::Capture => 1,
+        TransferKind::Excess => 2,
+        TransferKind::Shortfall => 3,
+        TransferKind::ProviderCost => 4,
+        TransferKind::Abandoned => 5,
+        TransferKind::TopUp => 10,
+        TransferKind::Refund => 11,
+        TransferKind::Adjustment => 12,
+    }
+}
+
+/// The stored id of an account.
+fn row(account: LedgerAccount) -> i64 {
+    match account {
+        LedgerAccount::Customer(id) => id.0,
+        house => HOUSE.iter().find(|(_, _, known)| *known == house).map_or(0, |(id, _, _)| *id),
+    }
+}

@@ -1,0 +1,72 @@
+//! The ledger's thread: takes settled holds from the journal and books them in batches.
+//!
+//! A batch is one transaction. One that fails is tried again and again: the journal keeps what is
+//! not booked, and admission stops when too much of it waits. A process that leaves gives up after
+//! a few tries; the next start replays its journal.
+
+use std::io;
+use std::sync::mpsc::Receiver;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::port::Ledger;
+use crate::journal::{Journal, Posting, Settled};
+
+/// The most that one transaction books.
+const BATCH_MAX: usize = 4096;
+/// How long to wait before a failed batch is tried again.
+const RETRY: Duration = Duration::from_millis(500);
+/// How often a failed batch is tried again once the process leaves.
+const LAST_TRIES: u32 = 4;
+
+/// What the thread answers when it is joined: the ledger, and whether everything was booked.
+pub type Finished = (Box<dyn Ledger>, bool);
+
+/// Books what comes in `postings` until the journal's thread has ended.
+///
+/// # Errors
+/// When the thread cannot be made.
+pub fn start(
+    mut ledger: Box<dyn Ledger>,
+    boot: i64,
+    postings: Receiver<Posting>,
+    journal: Journal,
+) -> io::Result<JoinHandle<Finished>> {
+    thread::Builder::new().name("ledger".to_owned()).spawn(move || {
+        let mut all_booked = true;
+        while let Ok(first) = postings.recv() {
+            let mut number = first.number;
+            let mut batch: Vec<Settled> = vec![first.settled];
+            while batch.len() < BATCH_MAX
+                && let Ok(next) = postings.try_recv()
+            {
+                number = number.max(next.number);
+                batch.push(next.settled);
+            }
+            all_booked = all_booked && post(ledger.as_mut(), boot, &batch, &journal);
+            if all_booked {
+                journal.posted(number, u64::try_from(batch.len()).unwrap_or_default());
+            }
+        }
+        (ledger, all_booked)
+    })
+}
+
+fn post(ledger: &mut dyn Ledger, boot: i64, batch: &[Settled], journal: &Journal) -> bool {
+    let mut tries_left = LAST_TRIES;
+    loop {
+        match ledger.post(boot, batch) {
+            Ok(_) => return true,
+            Err(error) => {
+                tracing::error!(%error, count = batch.len(), "a batch could not be booked; trying again");
+            }
+        }
+        if journal.is_stopping() {
+            tries_left -= 1;
+        }
+        if tries_left == 0 {
+            return false;
+        }
+        thread::sleep(RETRY);
+    }
+}

@@ -1,0 +1,21 @@
+//! Tollgate: an edge gateway for AI model APIs, on Pingora.
+//!
+//! What waits lives here: Pingora, disk, clock, ports. Every decision is in the crate `filters`.
+//! Dependencies run one way: `main → config → proxy → {pool, store, ledger, ops} → filters`.
+
+pub mod admin;
+pub mod boot;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod drain;
+pub mod entropy;
+pub mod journal;
+pub mod ledger;
+pub mod mock;
+pub mod ops;
+pub mod pool;
+pub mod proxy;
+pub mod secret;
+pub mod serve;
+pub mod store;

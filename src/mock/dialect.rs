@@ -1,0 +1,206 @@
+//! The JSON a provider speaks, as text: stream events, whole answers, errors.
+//!
+//! Everything here is a template in the field order of the real APIs, because what is under test
+//! downstream is a reader of exactly these bytes. Nothing is shared with the gateway's own
+//! dialect code: a mistake made once there must not be made here again.
+//!
+//! Deliberately absent: tools, several choices (`n`), reasoning, log probabilities.
+
+use serde_json::Value;
+
+use super::script::{Dialect, Script, UsageScript};
+
+/// What a completion request asks for, as far as an answer's shape depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub model: Option<String>,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Wish {
+    /// `None` for a body that is not a JSON object.
+    pub(super) fn parse(body: &[u8]) -> Option<Self> {
+        let body: Value = serde_json::from_slice(body).ok()?;
+        let is_true = |value: Option<&Value>| value.and_then(Value::as_bool) == Some(true);
+        body.as_object().map(|fields| Self {
+            model: fields.get("model").and_then(Value::as_str).map(String::from),
+            stream: is_true(fields.get("stream")),
+            include_usage: is_true(body.pointer("/stream_options/include_usage")),
+        })
+    }
+}
+
+/// The events of one whole stream, each with its blank line.
+pub(super) struct Events {
+    pub openers: Vec<String>,
+    pub pieces: Vec<String>,
+    pub closers: Vec<String>,
+}
+
+pub(super) fn events(script: &Script, wish: &Wish) -> Events {
+    match script.dialect {
+        Dialect::Openai => openai_events(script, wish),
+        Dialect::Anthropic => anthropic_events(script, wish),
+    }
+}
+
+/// The unstreamed answer made of `text`; `finished` says whether it tells why it stopped.
+pub(super) fn whole(script: &Script, wish: &Wish, text: &str, finished: bool) -> String {
+    let (model, text) = (model(script, wish), quoted(text));
+    match script.dialect {
+        Dialect::Openai => {
+            let usage =
+                script.usage.map_or(String::new(), |usage| format!(r#","usage":{}"#, openai_usage(usage)));
+            let reason = if finished { r#""stop""# } else { "null" };
+            format!(
+                r#"{{"id":"chatcmpl-mock-1","object":"chat.completion","created":1700000000,"model":{model},"choices":[{{"index":0,"message":{{"role":"assistant","content":{text}}},"finish_reason":{reason}}}]{usage}}}"#
+            )
+        }
+        Dialect::Anthropic => {
+            let output = script.usage.map_or(0, |usage| usage.completion);
+            let usage = anthropic_usage(script.usage, output);
+            let reason = if finished { r#""end_turn""# } else { "null" };
+            format!(
+                r#"{{"id":"msg_mock_1","type":"message","role":"assistant","model":{model},"content":[{{"type":"text","text":{text}}}],"stop_reason":{reason},"stop_sequence":null{usage}}}"#
+            )
+        }
+    }
+}
+
+pub(super) fn models(script: &Script) -> String {
+    let model = quoted(script.model.as_deref().unwrap_or(MODEL_UNNAMED));
+    match script.dialect {
+        Dialect::Openai => format!(
+            r#"{{"object":"list","data":[{{"id":{model},"object":"model","created":1700000000,"owned_by":"mock"}}]}}"#
+        ),
+        Dialect::Anthropic => format!(
+            r#"{{"data":[{{"type":"model","id":{model},"display_name":{model},"created_at":"2023-11-14T22:13:20Z"}}],"has_more":false,"first_id":{model},"last_id":{model}}}"#
+        ),
+    }
+}
+
+pub(super) fn error(dialect: Dialect, status: u16, message: &str) -> String {
+    let message = quoted(message);
+    match dialect {
+        Dialect::Openai => {
+            let kind = match status {
+                429 => "rate_limit_error",
+                500.. => "server_error",
+                _ => "invalid_request_error",
+            };
+            format!(r#"{{"error":{{"message":{message},"type":"{kind}","param":null,"code":null}}}}"#)
+        }
+        Dialect::Anthropic => {
+            let kind = match status {
+                401 => "authentication_error",
+                403 => "permission_error",
+                404 => "not_found_error",
+                413 => "request_too_large",
+                429 => "rate_limit_error",
+                529 => "overloaded_error",
+                500.. => "api_error",
+                _ => "invalid_request_error",
+            };
+            format!(r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#)
+        }
+    }
+}
+
+/// An error inside a stream. A body of several lines stays one event.
+pub(super) fn error_event(dialect: Dialect, body: &str) -> String {
+    let body = body.replace('\n', "\ndata: ");
+    match dialect {
+        Dialect::Openai => format!("data: {body}\n\n"),
+        Dialect::Anthropic => format!("event: error\ndata: {body}\n\n"),
+    }
+}
+
+const MODEL_UNNAMED: &str = "mock-model";
+
+fn model(script: &Script, wish: &Wish) -> String {
+    quoted(script.model.as_deref().or(wish.model.as_deref()).unwrap_or(MODEL_UNNAMED))
+}
+
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn openai_events(script: &Script, wish: &Wish) -> Events {
+    let model = model(script, wish);
+    let told = script.usage.filter(|_| wish.include_usage);
+    let chunk = |choices: &str, usage: &str| {
+        format!(
+            "data: {{\"id\":\"chatcmpl-mock-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":{model},\"choices\":[{choices}]{usage}}}\n\n"
+        )
+    };
+    // Once asked for usage, the real API says `null` in every chunk but the one that tells it.
+    let null = if told.is_some() { r#","usage":null"# } else { "" };
+    let choice = |delta: &str, reason: &str| {
+        chunk(&format!(r#"{{"index":0,"delta":{delta},"finish_reason":{reason}}}"#), null)
+    };
+    let opener = script.openers.then(|| choice(r#"{"role":"assistant","content":""}"#, "null"));
+    let piece = |text: &String| choice(&format!(r#"{{"content":{}}}"#, quoted(text)), "null");
+    let finish = script.finish.then(|| choice("{}", r#""stop""#));
+    let usage = told.map(|usage| chunk("", &format!(r#","usage":{}"#, openai_usage(usage))));
+    let done = script.done.then(|| "data: [DONE]\n\n".to_owned());
+    Events {
+        openers: opener.into_iter().collect(),
+        pieces: script.text.iter().map(piece).collect(),
+        closers: [finish, usage, done].into_iter().flatten().collect(),
+    }
+}
+
+fn anthropic_events(script: &Script, wish: &Wish) -> Events {
+    let model = model(script, wish);
+    let event =
+        |name: &str, fields: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\"{fields}}}\n\n");
+    let start = script.openers.then(|| {
+        let usage = anthropic_usage(script.usage, 1);
+        event("message_start", &format!(
+            r#","message":{{"id":"msg_mock_1","type":"message","role":"assistant","model":{model},"content":[],"stop_reason":null,"stop_sequence":null{usage}}}"#
+        ))
+    });
+    let block = event("content_block_start", r#","index":0,"content_block":{"type":"text","text":""}"#);
+    let ping = script.openers.then(|| event("ping", ""));
+    let piece = |text: &String| {
+        let text = quoted(text);
+        event("content_block_delta", &format!(r#","index":0,"delta":{{"type":"text_delta","text":{text}}}"#))
+    };
+    let finish = script.finish.then(|| {
+        let usage = script
+            .usage
+            .map_or(String::new(), |usage| format!(r#","usage":{{"output_tokens":{}}}"#, usage.completion));
+        event(
+            "message_delta",
+            &format!(r#","delta":{{"stop_reason":"end_turn","stop_sequence":null}}{usage}"#),
+        )
+    });
+    let done = script.done.then(|| event("message_stop", ""));
+    Events {
+        openers: [start, Some(block), ping].into_iter().flatten().collect(),
+        pieces: script.text.iter().map(piece).collect(),
+        closers: [Some(event("content_block_stop", r#","index":0"#)), finish, done]
+            .into_iter()
+            .flatten()
+            .collect(),
+    }
+}
+
+fn openai_usage(usage: UsageScript) -> String {
+    let UsageScript { prompt, completion, cached } = usage;
+    let total = prompt.saturating_add(completion);
+    format!(
+        r#"{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
+    )
+}
+
+/// `output` is what has been written when this is told: one token when a message starts.
+fn anthropic_usage(usage: Option<UsageScript>, output: u64) -> String {
+    usage.map_or(String::new(), |UsageScript { prompt, completion: _, cached }| {
+        let input = prompt.saturating_sub(cached);
+        format!(
+            r#","usage":{{"input_tokens":{input},"cache_creation_input_tokens":0,"cache_read_input_tokens":{cached},"output_tokens":{output}}}"#
+        )
+    })
+}

@@ -1,0 +1,125 @@
+//! Rooms 8 and 9: settle once, record, say one line.
+
+use filters::answer::Ended;
+use pingora_proxy::Session;
+
+use super::ctx::{Call, Ctx, Stage};
+use super::gate::Receipt;
+use super::gateway::Gateway;
+use super::peer::millis;
+use crate::clock;
+
+/// The status of a call whose caller left, as nginx logs it. Nobody receives it.
+const CALLER_LEFT: u16 = 499;
+
+impl Gateway {
+    /// The last room of every request.
+    pub(super) async fn finish(&self, session: &Session, ctx: &mut Ctx) {
+        let stage = std::mem::replace(&mut ctx.stage, Stage::Finished);
+        let (call, receipt) = match stage {
+            Stage::Admitted(call) => {
+                let receipt = call.gate.settle().await;
+                (Some(call), receipt)
+            }
+            Stage::Arrived | Stage::Finished => (None, Receipt::default()),
+        };
+        let sent = session.response_written().map(|head| head.status.as_u16());
+        let ended = call.as_ref().map_or(Ended::Not, |call| call.gate.ended());
+        let left = call.as_ref().is_some_and(|call| call.gate.caller_has_left());
+        let status = if left && ended != Ended::Properly { CALLER_LEFT } else { sent.unwrap_or(CALLER_LEFT) };
+        if let Some(call) = &call {
+            self.record_attempt(ctx, call, &ended);
+            self.record_money(call, &receipt);
+        }
+        let took = clock::now().saturating_duration_since(ctx.arrived);
+        self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
+        self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
+        access_line(ctx, call.as_deref(), &receipt, status, millis(took), &ended);
+    }
+
+    /// The attempt that served, or was cut: its health, its metric, its decision line.
+    fn record_attempt(&self, ctx: &Ctx, call: &Call, ended: &Ended) {
+        let now = clock::now();
+        let Some(current) = call.current else { return };
+        let Ok((endpoint, live)) = call.endpoint(current.endpoint) else { return };
+        let (outcome, reason) = match ended {
+            Ended::Properly => {
+                live.record(now, true);
+                ("served", "ok")
+            }
+            Ended::Broken(failure) => {
+                live.record(now, false);
+                ("cut", failure.word())
+            }
+            // The caller left: that says nothing of the endpoint.
+            Ended::Not => ("left", "caller_left"),
+        };
+        self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), outcome]).inc();
+        if let Some(first_event) = call.gate.first_event() {
+            let histogram = self.metrics.first_event_seconds.with_label_values(&[endpoint.name.as_str()]);
+            histogram.observe(first_event.as_secs_f64());
+        }
+        tracing::info!(
+            target: "decision",
+            request_id = ctx.request_id,
+            model = call.model.name,
+            candidate = endpoint.name,
+            region = endpoint.provider.region,
+            attempt = call.planner.made(),
+            reason,
+            elapsed_ms = millis(now - current.began),
+            budget_left_ms = millis(call.planner.remaining(now)),
+            outcome,
+            next = "stop",
+        );
+    }
+
+    fn record_money(&self, call: &Call, receipt: &Receipt) {
+        let Receipt { settlement, used } = receipt;
+        let whole = |amount: filters::money::Amount| u64::try_from(amount.nano()).unwrap_or_default();
+        self.metrics.charged_nano.inc_by(whole(settlement.charged()));
+        self.metrics.shortfall_nano.inc_by(whole(settlement.shortfall));
+        if settlement.shortfall.is_positive() {
+            tracing::error!(shortfall = %settlement.shortfall, model = call.model.name, "a call cost more than its hold and the balance");
+        }
+        if used.estimated {
+            self.metrics.estimated.inc();
+        }
+        let tokens = &self.metrics.tokens;
+        tokens.with_label_values(&[call.model.name.as_str(), "input"]).inc_by(used.usage.prompt());
+        tokens.with_label_values(&[call.model.name.as_str(), "output"]).inc_by(used.usage.output);
+    }
+}
+
+/// One line a call, always with the same fields.
+fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, took_ms: u64, ended: &Ended) {
+    let code = match (ctx.replied, ended) {
+        (Some(code), _) => code,
+        (None, Ended::Broken(failure)) => failure.word(),
+        (None, _) if status == CALLER_LEFT => "caller_left",
+        (None, _) => "ok",
+    };
+    let upstream = call.and_then(|call| {
+        let current = call.current?;
+        call.endpoint(current.endpoint).ok().map(|(endpoint, _)| endpoint.name.as_str())
+    });
+    let usage = &receipt.used.usage;
+    tracing::info!(
+        target: "access",
+        request_id = ctx.request_id,
+        surface = ctx.surface,
+        account = ctx.principal.as_ref().map_or("", |p| p.account_name.as_str()),
+        model = call.map_or("", |c| c.model.name.as_str()),
+        upstream = upstream.unwrap_or(""),
+        attempts = call.map_or(0, |c| c.planner.made()),
+        stream = call.is_some_and(|c| c.facts.stream),
+        status,
+        code,
+        prompt_tokens = usage.prompt(),
+        completion_tokens = usage.output,
+        cost_nano = receipt.settlement.charged().nano(),
+        estimated = receipt.used.estimated,
+        first_event_ms = call.and_then(|c| c.gate.first_event()).map_or(0, millis),
+        took_ms,
+    );
+}

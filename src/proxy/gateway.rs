@@ -1,0 +1,190 @@
+//! Pingora's callbacks, in the order in which a request meets them.
+//!
+//! This file is the table of contents of a request: every hook calls a room and nothing else.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use filters::verdict::{Reason, Rejection};
+use pingora::http::RequestHeader;
+use pingora::protocols::Digest;
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, Result};
+use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
+
+use super::bodies::Bodies;
+use super::ctx::{Ctx, Stage};
+use super::request::Asked;
+use super::{gate, headers, reply};
+use crate::config::checked::Bounds;
+use crate::drain::Drain;
+use crate::ops::Metrics;
+use crate::pool::Pool;
+use crate::store::Holds;
+use crate::{clock, entropy};
+
+/// The gateway, as Pingora sees it.
+pub struct Gateway {
+    pub pool: Arc<Pool>,
+    pub holds: Arc<dyn Holds>,
+    pub bounds: Bounds,
+    pub bodies: Arc<Bodies>,
+    pub metrics: Arc<Metrics>,
+    pub drain: Arc<Drain>,
+}
+
+#[async_trait]
+impl ProxyHttp for Gateway {
+    type CTX = Ctx;
+
+    fn new_ctx(&self) -> Ctx {
+        Ctx::new(clock::now(), entropy::request_id(), self.drain.enter())
+    }
+
+    async fn early_request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<()> {
+        let downstream = session.as_downstream_mut();
+        let keepalive = (!self.drain.is_closing()).then(|| self.bounds.keepalive.as_secs().max(1));
+        downstream.set_keepalive(keepalive);
+        downstream.set_read_timeout(Some(self.bounds.body_timeout));
+        downstream.set_write_timeout(Some(self.bounds.write_timeout));
+        // Without it one stray byte behind the request would cut the running answer.
+        downstream.set_pipelining_enabled(true);
+        if let Some(id) = headers::request_id(session.req_header()) {
+            ctx.request_id = id;
+        }
+        Ok(())
+    }
+
+    /// Rooms 0 to 4. `true`: answered here.
+    async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
+        match self.receive(session, ctx).await {
+            Ok(Asked::Call(call)) => {
+                gate::wrap(session, &call.gate);
+                ctx.stage = Stage::Admitted(call);
+                Ok(false)
+            }
+            Ok(Asked::Json(body)) => reply::json(session, ctx, &body).await.map(|()| true),
+            Err(rejection) => reply::reject(session, ctx, &rejection).await.map(|()| true),
+        }
+    }
+
+    /// Room 5: once per attempt.
+    async fn upstream_peer(&self, _session: &mut Session, ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
+        self.next_peer(ctx).await
+    }
+
+    async fn connected_to_upstream(
+        &self,
+        _session: &mut Session,
+        _reused: bool,
+        _peer: &HttpPeer,
+        socket: std::os::fd::RawFd,
+        _digest: Option<&Digest>,
+        ctx: &mut Ctx,
+    ) -> Result<()> {
+        ctx.call()?.gate.connected(socket);
+        Ok(())
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        _session: &mut Session,
+        head: &mut RequestHeader,
+        ctx: &mut Ctx,
+    ) -> Result<()> {
+        let call = ctx.call()?;
+        let Some(current) = call.current else {
+            return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
+        };
+        let provider = Arc::clone(&call.endpoint(current.endpoint)?.0.provider);
+        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes())?;
+        call.gate.sending(clock::now());
+        Ok(())
+    }
+
+    fn fail_to_connect(
+        &self,
+        _session: &mut Session,
+        _peer: &HttpPeer,
+        ctx: &mut Ctx,
+        error: Box<Error>,
+    ) -> Box<Error> {
+        self.after_error(ctx, error, false)
+    }
+
+    fn error_while_proxy(
+        &self,
+        _peer: &HttpPeer,
+        _session: &mut Session,
+        error: Box<Error>,
+        ctx: &mut Ctx,
+        client_reused: bool,
+    ) -> Box<Error> {
+        self.after_error(ctx, error, client_reused)
+    }
+
+    /// Nobody served, or a committed stream has to be ended.
+    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> FailToProxy {
+        let code = self.conclude(session, error, ctx).await;
+        FailToProxy { error_code: code, can_reuse_downstream: false }
+    }
+
+    /// Rooms 8 and 9.
+    async fn logging(&self, session: &mut Session, _error: Option<&Error>, ctx: &mut Ctx) {
+        if let Some(gate) = ctx.gate() {
+            gate::unwrap(session, &gate);
+        }
+        self.finish(session, ctx).await;
+    }
+
+    // Our decision and access lines say it better, and without paths or hosts in them.
+    fn suppress_error_log(&self, _session: &Session, _ctx: &Ctx, _error: &Error) -> bool {
+        true
+    }
+
+    fn suppress_proxy_warn_log(
+        &self,
+        _session: &Session,
+        _ctx: &Ctx,
+        _error: &Error,
+        _context: ProxyWarnLogContext,
+    ) -> bool {
+        true
+    }
+}
+
+impl Gateway {
+    /// What is still to be said to the caller. Answers the status, or 0 where nobody listens.
+    async fn conclude(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> u16 {
+        if let Some(gate) = ctx.gate() {
+            gate::unwrap(session, &gate);
+            if gate.caller_has_left() {
+                return 0;
+            }
+            if gate.is_committed() {
+                gate.end_stream(session).await;
+                return session.response_written().map_or(0, |head| head.status.as_u16());
+            }
+        }
+        if ctx.replied.is_some() {
+            return 0; // The answer was ready, but the caller had gone.
+        }
+        let rejection = match ctx.call() {
+            Ok(_) => self.give_up(ctx).unwrap_or_else(|_| internal(error)),
+            Err(_) => internal(error),
+        };
+        // Settle first: the caller may come back at once with the money that this frees.
+        if let Some(gate) = ctx.gate() {
+            gate.settle().await;
+        }
+        match reply::reject(session, ctx, &rejection).await {
+            Ok(()) => rejection.status(),
+            Err(_) => 0,
+        }
+    }
+}
+
+fn internal(error: &Error) -> Rejection {
+    tracing::error!(%error, "a request failed inside the gateway");
+    Rejection::new(Reason::Internal, "Something broke in the gateway.")
+}

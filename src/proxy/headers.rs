@@ -1,0 +1,87 @@
+//! Heads in both directions, built from an allow-list.
+//!
+//! Upstream: nothing of the caller's head goes out. Not their credentials, cookies or hop-by-hop
+//! fields, not their address. Downstream: nothing of the provider's head comes in; its cookies, rate
+//! limits and request ids speak of us, not of the caller.
+
+use filters::dialect::Dialect;
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
+    TRANSFER_ENCODING, USER_AGENT,
+};
+use http::{Method, Version};
+use pingora::http::{RequestHeader, ResponseHeader};
+
+use crate::config::checked::Provider;
+
+/// The longest request id that is taken from a caller, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// The head of one attempt.
+pub(super) fn upstream(
+    provider: &Provider,
+    stream: bool,
+    body_bytes: usize,
+) -> pingora::Result<RequestHeader> {
+    let path = match provider.dialect {
+        Dialect::OpenAi => format!("{}/chat/completions", provider.base.path),
+    };
+    let mut head = RequestHeader::build(Method::POST, path.as_bytes(), Some(8))?;
+    head.insert_header(HOST, provider.base.authority())?;
+    head.insert_header(CONTENT_TYPE, "application/json")?;
+    head.insert_header(CONTENT_LENGTH, body_bytes.to_string())?;
+    head.insert_header(ACCEPT, if stream { "text/event-stream" } else { "application/json" })?;
+    // A coded body could not be read event by event.
+    head.insert_header(ACCEPT_ENCODING, "identity")?;
+    head.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
+    if let Some(credential) = &provider.credential {
+        let (name, value) = match provider.dialect {
+            Dialect::OpenAi => (AUTHORIZATION, format!("Bearer {}", credential.expose())),
+        };
+        head.insert_header(name, value)?;
+    }
+    Ok(head)
+}
+
+/// What the head of an answer tells the caller.
+pub(super) struct Answered<'a> {
+    pub(super) request_id: &'a str,
+    pub(super) upstream: &'a str,
+    pub(super) attempts: u32,
+    pub(super) stream: bool,
+    /// The body's length and the call's cost, where the whole answer is in hand.
+    pub(super) whole: Option<(usize, i64)>,
+    pub(super) version: Version,
+}
+
+/// The head of an answer.
+pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<ResponseHeader>> {
+    let mut head = ResponseHeader::build(200, Some(10))?;
+    let kind = if answered.stream { "text/event-stream; charset=utf-8" } else { "application/json" };
+    head.insert_header(CONTENT_TYPE, kind)?;
+    head.insert_header(CACHE_CONTROL, "no-cache")?;
+    if answered.stream {
+        // nginx and its kin would hold the events back.
+        head.insert_header("x-accel-buffering", "no")?;
+    }
+    head.insert_header("x-request-id", answered.request_id)?;
+    head.insert_header("x-tollgate-upstream", answered.upstream)?;
+    head.insert_header("x-tollgate-attempts", answered.attempts.to_string())?;
+    match answered.whole {
+        Some((bytes, cost_nano)) => {
+            head.insert_header(CONTENT_LENGTH, bytes.to_string())?;
+            head.insert_header("x-tollgate-cost-nano", cost_nano.to_string())?;
+        }
+        // HTTP/1.0 knows no chunks: its body ends with the connection. HTTP/2 has frames.
+        None if answered.version == Version::HTTP_11 => head.insert_header(TRANSFER_ENCODING, "chunked")?,
+        None => {}
+    }
+    Ok(Box::new(head))
+}
+
+/// The caller's own request id, if it is sane.
+pub(super) fn request_id(head: &RequestHeader) -> Option<String> {
+    let text = head.headers.get("x-request-id")?.to_str().ok()?;
+    let sane = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
+    ((1..=REQUEST_ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(sane)).then(|| text.to_owned())
+}

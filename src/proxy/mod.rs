@@ -1,0 +1,21 @@
+//! A request's way through Pingora, one file per phase.
+//!
+//! `gateway` is the table of contents: each of Pingora's callbacks is two or three lines that call a
+//! room. `request` walks a call from the door to its hold, `peer` picks whom to ask, `gate` stands
+//! between Pingora and the caller's session, `finish` settles and records, `reply` is the one door
+//! through which an error becomes HTTP.
+
+mod bodies;
+mod ctx;
+mod finish;
+mod gate;
+mod gateway;
+mod headers;
+mod peer;
+mod reply;
+mod request;
+mod surface;
+
+pub use bodies::Bodies;
+pub use ctx::Ctx;
+pub use gateway::Gateway;

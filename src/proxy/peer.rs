@@ -1,0 +1,208 @@
+//! Whom to ask now, and what follows when it fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use filters::answer::{Answer, Rules};
+use filters::attempt::NextAttempt;
+use filters::dialect::Shape;
+use filters::exhausted::{Tried, verdict};
+use filters::ids::EndpointId;
+use filters::upstream::failure::{Failure, Timer};
+use filters::verdict::{Rejection, UpstreamError};
+use pingora::upstreams::peer::{ALPN, HttpPeer};
+use pingora::{Error, ErrorType, RetryType};
+
+use super::ctx::{Call, Ctx, Current};
+use super::gate::{Attempt, Bill, Limits, failure_of};
+use super::gateway::Gateway;
+use crate::clock;
+
+/// The plan is at its end.
+const EXHAUSTED: ErrorType = ErrorType::new("no further attempt");
+/// Streams on one HTTP/2 connection. Pingora's default is one.
+const H2_STREAMS_MAX: usize = 100;
+/// An idle upstream connection is dropped before the provider's edge does it (60 s and up).
+const UPSTREAM_IDLE: Duration = Duration::from_secs(55);
+/// A write that takes longer has lost its upstream.
+const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
+
+impl Gateway {
+    /// The next candidate's connection. Everything of the attempt is set up here.
+    pub(super) async fn next_peer(&self, ctx: &mut Ctx) -> pingora::Result<Box<HttpPeer>> {
+        let request_id = ctx.request_id.clone();
+        let arrived = ctx.arrived;
+        loop {
+            let now = clock::now();
+            let call = ctx.call()?;
+            let NextAttempt::Try { endpoint: id, share, last } = call.planner.next_attempt(now) else {
+                return Error::e_explain(EXHAUSTED, "every candidate had its try, or time is up");
+            };
+            if call.first_attempt.is_none() {
+                call.first_attempt = Some(now);
+                self.metrics.before_attempt_seconds.observe((now - arrived).as_secs_f64());
+            }
+            call.current = Some(Current { endpoint: id, began: now });
+            let live = Arc::clone(call.endpoint(id)?.1);
+            let connect = call.endpoint(id)?.0.provider.timers.connect.min(share);
+            let address = tokio::time::timeout(connect, live.address()).await;
+            let attempt = attempt(call, id, share, last, &request_id)?;
+            call.gate.begin(attempt);
+            if let Ok(Some(address)) = address {
+                return Ok(Box::new(peer(call, id, address, connect)?));
+            }
+            let failure = if address.is_err() { Failure::Timeout(Timer::Connect) } else { Failure::Connect };
+            let tried = Tried { failure, error: UpstreamError::default(), retry_after: None };
+            if !self.failed(ctx, tried)? {
+                return Error::e_explain(EXHAUSTED, "the name of the last candidate cannot be resolved");
+            }
+        }
+    }
+
+    /// An attempt failed at its connection or on its way. Answers, in the error, whether to go on.
+    pub(super) fn after_error(&self, ctx: &mut Ctx, mut error: Box<Error>, reused: bool) -> Box<Error> {
+        if *error.etype() == ErrorType::H2Downgrade {
+            return error; // Pingora repeats it over HTTP/1.1 by itself.
+        }
+        let again = self.goes_on(ctx, &error, reused).unwrap_or(false);
+        error.set_retry(again);
+        error
+    }
+
+    fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
+        let call = ctx.call()?;
+        if call.gate.is_committed() || call.gate.caller_has_left() {
+            return Ok(false);
+        }
+        let known = call.gate.take_failure();
+        // Closed before any byte of a response, on a pooled connection: the request was not seen.
+        if known.is_none() && reused && is_stale(error) && call.planner.resend() {
+            return Ok(true);
+        }
+        let tried = known.unwrap_or_else(|| Tried {
+            failure: failure_of(error),
+            error: UpstreamError::default(),
+            retry_after: None,
+        });
+        self.failed(ctx, tried)
+    }
+
+    /// Records a failed attempt; answers whether there is a next one.
+    fn failed(&self, ctx: &mut Ctx, tried: Tried) -> pingora::Result<bool> {
+        let now = clock::now();
+        let request_id = ctx.request_id.clone();
+        let call = ctx.call()?;
+        let Some(current) = call.current.take() else { return Ok(false) };
+        let (endpoint, live) = call.endpoint(current.endpoint)?;
+        if tried.failure.blames_endpoint() {
+            live.record(now, false);
+        }
+        let reason = tried.failure.word();
+        self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
+        let next = tried.failure.fails_over() && call.planner.has_next(now);
+        tracing::info!(
+            target: "decision",
+            request_id,
+            model = call.model.name,
+            candidate = endpoint.name,
+            region = endpoint.provider.region,
+            attempt = call.planner.made(),
+            reason,
+            elapsed_ms = millis(now - current.began),
+            budget_left_ms = millis(call.planner.remaining(now)),
+            outcome = "failed",
+            next = if next { "next_candidate" } else { "stop" },
+        );
+        call.tried.push(tried);
+        Ok(next)
+    }
+
+    /// What the caller is told when nobody served.
+    pub(super) fn give_up(&self, ctx: &mut Ctx) -> pingora::Result<Rejection> {
+        let now = clock::now();
+        let call = ctx.call()?;
+        // Time ran out before the first attempt, or the plan was cut short by it.
+        let out_of_time = call.planner.remaining(now).is_zero() && call.tried.is_empty();
+        if out_of_time {
+            call.tried.push(Tried {
+                failure: Failure::Timeout(Timer::Share),
+                error: UpstreamError::default(),
+                retry_after: None,
+            });
+        }
+        Ok(verdict(&call.tried))
+    }
+}
+
+/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only.
+fn is_stale(error: &Error) -> bool {
+    error.retry == RetryType::ReusedOnly
+}
+
+fn attempt(
+    call: &Call,
+    id: EndpointId,
+    share: Duration,
+    last: bool,
+    request_id: &str,
+) -> pingora::Result<Attempt> {
+    let now = clock::now();
+    let endpoint = call.endpoint(id)?.0;
+    let dialect = endpoint.provider.dialect;
+    let timers = endpoint.provider.timers;
+    let bill = Bill {
+        price: call.model.price,
+        provider_cost: endpoint.cost,
+        own_input: call.own_input,
+        endpoint: endpoint.name.clone(),
+        attempts: call.planner.made(),
+    };
+    let edits = dialect.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
+    let shape = Shape {
+        stream: call.facts.stream,
+        wants_usage: call.facts.wants_usage,
+        public_model: call.model.name.clone(),
+    };
+    // Killing the only route helps nobody: the last candidate has its share and no watchdog.
+    let watchdog = |limit: Duration| (!last).then_some(limit);
+    Ok(Attempt {
+        body: call.gate.edited(edits),
+        answer: Answer::new(dialect, shape, Rules::default()),
+        limits: Limits {
+            first_byte: watchdog(timers.first_byte),
+            first_event: watchdog(timers.first_event),
+            share_until: now + share,
+            idle: timers.idle,
+            stream_until: now + call.snapshot.routing.stream_max,
+        },
+        bill,
+        request_id: request_id.to_owned(),
+        stream: call.facts.stream,
+    })
+}
+
+fn peer(
+    call: &Call,
+    id: EndpointId,
+    address: std::net::SocketAddr,
+    connect: Duration,
+) -> pingora::Result<HttpPeer> {
+    let provider = &call.endpoint(id)?.0.provider;
+    // With an empty name nothing would be verified.
+    let mut peer = HttpPeer::new(address, provider.base.tls, provider.base.host.clone());
+    let options = &mut peer.options;
+    options.alpn = if provider.base.tls { ALPN::H2H1 } else { ALPN::H1 };
+    options.connection_timeout = Some(connect);
+    options.total_connection_timeout = Some(connect);
+    options.idle_timeout = Some(UPSTREAM_IDLE);
+    options.write_timeout = Some(UPSTREAM_WRITE);
+    // The gate owns the timers of an answer; this one only ends what nobody polls any more.
+    options.read_timeout = Some(call.snapshot.routing.stream_max);
+    options.max_h2_streams = H2_STREAMS_MAX;
+    Ok(peer)
+}
+
+/// Whole milliseconds, for logs.
+pub(super) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

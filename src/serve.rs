@@ -1,0 +1,179 @@
+//! The running gateway: Pingora's services around a booted store.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use async_trait::async_trait;
+use pingora::server::configuration::ServerConf;
+use pingora::server::{RunArgs, Server, ShutdownWatch};
+use pingora::services::background::{BackgroundService, background_service};
+use pingora_proxy::ProxyServiceBuilder;
+
+use crate::admin::{self, Admin};
+use crate::boot;
+use crate::clock;
+use crate::config::Config;
+use crate::drain::{Drain, Watch};
+use crate::ops::Metrics;
+use crate::pool::endpoint::Live;
+use crate::pool::{Pool, Snapshot};
+use crate::proxy::{Bodies, Gateway};
+use crate::store::{Embedded, Holds};
+
+/// How often holds of dropped requests are settled.
+const SWEEP: Duration = Duration::from_millis(10);
+/// How often the addresses of endpoints are looked up.
+const LOOKUP: Duration = Duration::from_secs(30);
+/// How long the last tasks get after the drain, in seconds; what is cut then settles by its `Drop`.
+const LAST_SECONDS: u64 = 1;
+
+/// Serves until a signal says otherwise.
+///
+/// # Errors
+/// When the store cannot start or an address cannot be bound.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let mut booted = boot::start(&config)?;
+    let Config { listen, bounds, routing, drain, catalogue, .. } = config;
+    let admin_listener = TcpListener::bind(listen.admin)
+        .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
+    // Pingora binds later and would panic: find out now.
+    drop(TcpListener::bind(listen.http).with_context(|| format!("cannot bind listen.http {}", listen.http))?);
+
+    let now = clock::now();
+    let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base, now))).collect();
+    let pool =
+        Arc::new(Pool::new(Snapshot { catalogue, routing, keys: std::mem::take(&mut booted.keys), live }));
+    let metrics = Arc::new(Metrics::new().context("metrics")?);
+    let drain_state = Arc::new(Drain::default());
+    let holds: Arc<dyn Holds> = Arc::<Embedded>::clone(&booted.store);
+
+    let gateway = Gateway {
+        pool: Arc::clone(&pool),
+        holds: Arc::clone(&holds),
+        bodies: Bodies::new(bounds.bodies_bytes_max),
+        bounds,
+        metrics: Arc::clone(&metrics),
+        drain: Arc::clone(&drain_state),
+    };
+    let serving = Arc::new(AtomicBool::new(false));
+    let admin = Admin {
+        metrics,
+        drain: Arc::clone(&drain_state),
+        pool: Arc::clone(&pool),
+        holds,
+        journal: booted.journal.clone(),
+        serving: Arc::clone(&serving),
+        bodies: Arc::clone(&gateway.bodies),
+    };
+
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max));
+    server.bootstrap();
+    let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("gateway").build();
+    proxy.add_tcp(&listen.http.to_string());
+    server.add_service(proxy);
+    admin_listener.set_nonblocking(true)?;
+    server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
+    let keeper = Keeper { store: Arc::clone(&booted.store), pool, http: listen.http, serving };
+    server.add_service(background_service("keeper", keeper));
+    let watch = Watch { drain: drain_state, pre: drain.pre, max: drain.max };
+    server.run(RunArgs { shutdown_signal: Box::new(watch) });
+    booted.stop();
+    tracing::info!("left");
+    Ok(())
+}
+
+fn server_conf(threads: usize, attempts_max: u32) -> ServerConf {
+    ServerConf {
+        threads,
+        // The planner counts; this only has to be larger. One more for a re-sent request.
+        max_retries: usize::try_from(attempts_max).unwrap_or(5) + 2,
+        // The drain is ours (see `drain`), and over when Pingora hears of it.
+        grace_period_seconds: Some(0),
+        graceful_shutdown_timeout_seconds: Some(LAST_SECONDS),
+        upstream_keepalive_pool_size: 512,
+        ..ServerConf::default()
+    }
+}
+
+struct AdminService {
+    admin: Admin,
+    listener: TcpListener,
+}
+
+#[async_trait]
+impl BackgroundService for AdminService {
+    async fn start(&self, mut shutdown: ShutdownWatch) {
+        let listener = self.listener.try_clone().and_then(tokio::net::TcpListener::from_std);
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => {
+                tracing::error!(%error, "the admin port cannot be served");
+                return;
+            }
+        };
+        let serve = axum::serve(listener, admin::router(self.admin.clone()));
+        let until = async move {
+            // An error means that the server is gone: the same as a shutdown.
+            let _gone = shutdown.changed().await;
+        };
+        if let Err(error) = serve.with_graceful_shutdown(until).await {
+            tracing::error!(%error, "the admin port broke");
+        }
+    }
+}
+
+/// Periodic work off the request path.
+struct Keeper {
+    store: Arc<Embedded>,
+    pool: Arc<Pool>,
+    http: SocketAddr,
+    serving: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl BackgroundService for Keeper {
+    async fn start(&self, mut shutdown: ShutdownWatch) {
+        tokio::select! {
+            _ = shutdown.changed() => {}
+            () = self.sweep() => {}
+            () = self.look_up() => {}
+            () = self.announce() => {}
+        }
+    }
+}
+
+impl Keeper {
+    async fn sweep(&self) {
+        let mut tick = tokio::time::interval(SWEEP);
+        loop {
+            tick.tick().await;
+            self.store.sweep();
+        }
+    }
+
+    async fn look_up(&self) {
+        let mut tick = tokio::time::interval(LOOKUP);
+        loop {
+            tick.tick().await;
+            let snapshot = self.pool.load();
+            for (endpoint, live) in snapshot.catalogue.endpoints.iter().zip(&snapshot.live) {
+                if let Err(error) = live.refresh().await {
+                    tracing::warn!(%error, endpoint = endpoint.name, "the address of an endpoint cannot be looked up");
+                }
+            }
+        }
+    }
+
+    /// Says that we serve when a connection to our own port really stands; then waits for ever.
+    async fn announce(&self) {
+        while tokio::net::TcpStream::connect(self.http).await.is_err() {
+            tokio::time::sleep(SWEEP).await;
+        }
+        self.serving.store(true, Ordering::Release);
+        tracing::info!(http = %self.http, "serving");
+        std::future::pending::<()>().await;
+    }
+}

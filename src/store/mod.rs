@@ -1,0 +1,7 @@
+//! The hot store: who may spend how much right now.
+
+pub mod embedded;
+pub mod port;
+
+pub use embedded::Embedded;
+pub use port::{Admit, Charge, Deny, Holds, Ticket};

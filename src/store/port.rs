@@ -1,0 +1,119 @@
+//! What a hot store does, whoever keeps it.
+//!
+//! A hold is placed by [`Holds::admit`] and lives in a [`Ticket`]. It leaves by one door, once:
+//! [`Holds::settle`] takes the ticket, and a ticket that is dropped settles at what its call had
+//! cost by then, without waiting for anything. So a panic or a task that is thrown away cannot keep
+//! money.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use filters::ids::{AccountId, HoldId};
+use filters::meter::Used;
+use filters::money::{Amount, Settlement};
+
+use crate::journal::OpenHold;
+
+/// A store of holds.
+#[async_trait]
+pub trait Holds: Send + Sync {
+    /// Sets money aside, atomically, and records it before it answers.
+    ///
+    /// # Errors
+    /// [`Deny`]; nothing is set aside then.
+    async fn admit(&self, admit: Admit) -> Result<Ticket, Deny>;
+
+    /// Notes how much a call has cost so far. Cheap; for every piece of an answer.
+    fn touch(&self, ticket: &Ticket, cost: Amount);
+
+    /// Charges what was used and gives the rest back. The record is durable against the end of the
+    /// process when this resolves, or the store has said by its health that it cannot be.
+    async fn settle(&self, ticket: Ticket, charge: Charge) -> Settlement;
+
+    /// What an account may still hold.
+    fn available(&self, account: AccountId) -> Amount;
+
+    /// Holds that are open.
+    fn open_holds(&self) -> usize;
+
+    /// Why no call can be admitted now, if so.
+    fn trouble(&self) -> Option<&'static str>;
+}
+
+/// A hold to place.
+#[derive(Clone, Debug)]
+pub struct Admit {
+    pub hold: HoldId,
+    pub account: AccountId,
+    pub amount: Amount,
+    pub request: String,
+    pub model: String,
+}
+
+/// What a finished call is charged for.
+#[derive(Clone, Debug, Default)]
+pub struct Charge {
+    pub cost: Amount,
+    pub used: Used,
+    /// Our cost at the provider.
+    pub provider_cost: Amount,
+    /// The endpoint that answered; empty when none did.
+    pub endpoint: String,
+    pub attempts: u32,
+}
+
+/// Why no hold was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Deny {
+    /// The balance cannot carry it.
+    #[error("the balance cannot carry the hold")]
+    Funds {
+        /// What is there.
+        available: Amount,
+    },
+    /// As many holds are open as may be.
+    #[error("too many calls are in flight")]
+    Overloaded,
+    /// The hold could not be recorded.
+    #[error("the store cannot record a hold")]
+    Unavailable,
+}
+
+/// An open hold, owned by its request.
+pub struct Ticket {
+    pub(super) hold: Arc<OpenHold>,
+    pub(super) on_drop: Option<Arc<dyn Abandon>>,
+}
+
+/// Takes back a hold whose request is gone. Must not block, allocate or fail.
+pub(super) trait Abandon: Send + Sync {
+    fn abandon(&self, hold: &Arc<OpenHold>);
+}
+
+impl Ticket {
+    /// The hold's id.
+    #[must_use]
+    pub fn id(&self) -> HoldId {
+        self.hold.id()
+    }
+
+    /// What is set aside.
+    #[must_use]
+    pub fn amount(&self) -> Amount {
+        self.hold.amount()
+    }
+
+    /// What the call has cost so far.
+    #[must_use]
+    pub fn cost_so_far(&self) -> Amount {
+        self.hold.cost_so_far()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(store) = self.on_drop.take() {
+            store.abandon(&self.hold);
+        }
+    }
+}
