@@ -35,6 +35,19 @@ const LAST_SECONDS: u64 = 1;
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
 pub fn run(config: Config) -> anyhow::Result<()> {
+    run_with(config, Arc::new(Drain::default()), |store| store)
+}
+
+/// Serves until a signal or `drain_state` says otherwise, with a store that was wrapped: for tests
+/// that make it fail, and for embedders.
+///
+/// # Errors
+/// When the store cannot start or an address cannot be bound.
+pub fn run_with(
+    config: Config,
+    drain_state: Arc<Drain>,
+    wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
+) -> anyhow::Result<()> {
     let mut booted = boot::start(&config)?;
     let Config { listen, bounds, routing, drain, catalogue, .. } = config;
     let admin_listener = TcpListener::bind(listen.admin)
@@ -47,8 +60,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let pool =
         Arc::new(Pool::new(Snapshot { catalogue, routing, keys: std::mem::take(&mut booted.keys), live }));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
-    let drain_state = Arc::new(Drain::default());
-    let holds: Arc<dyn Holds> = Arc::<Embedded>::clone(&booted.store);
+    let holds = wrap(Arc::<Embedded>::clone(&booted.store));
 
     let gateway = Gateway {
         pool: Arc::clone(&pool),

@@ -1,0 +1,15 @@
+//! Promises of the gateway, kept over real sockets by a real process.
+//!
+//! Every module is named by what it promises. Tests start what they need on free loopback ports and
+//! stop it; nothing waits by sleeping for "long enough".
+
+mod attempts;
+mod bodies;
+mod books;
+mod callers;
+mod docs;
+mod errors;
+mod money;
+mod streams;
+mod support;
+mod wall;

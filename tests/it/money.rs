@@ -1,0 +1,239 @@
+//! Money is exact: never below zero, never charged twice, nothing lost.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use filters::ids::AccountId;
+use filters::money::{Amount, Settlement};
+use tollgate::config;
+use tollgate::drain::Drain;
+use tollgate::mock::Script;
+use tollgate::serve;
+use tollgate::store::{Admit, Charge, Deny, Holds, Ticket};
+
+use super::support::gateway::free_address;
+use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
+
+/// A request whose hold is the same every time: 1,000 tokens of output and the bytes of the body.
+fn request() -> String {
+    stream_request().replace("\"stream\"", "\"max_tokens\":1000,\"stream\"")
+}
+
+/// The hold of [`request`] in nano-dollars: bytes, 8 for its message, 16 for itself.
+fn hold_nano() -> i64 {
+    let input = i64::try_from(request().len()).unwrap() + 8 + 16;
+    input * 2_500 + 1_000 * 10_000
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balance_for_three_holds_admits_three_of_twenty() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
+    let usd = format!("{}e-9", 3 * hold_nano() + 1);
+    let gateway = Setup::new(&[only.address()]).balance(&format!("\"{usd}\"").replace('"', "")).start();
+    let mut callers = vec![];
+    for _ in 0..20 {
+        callers.push(Call::post(request()).begin(gateway.http).await);
+    }
+    // 17 are refused at once; 3 hang at the upstream.
+    only.wait_for_requests(3).await;
+    let mut refused = 0;
+    let mut waiting = vec![];
+    for mut caller in callers {
+        if caller.answered_soon().await {
+            assert_eq!(caller.next_answer().await.status, 402);
+            refused += 1;
+        } else {
+            waiting.push(caller);
+        }
+    }
+    assert_eq!((refused, waiting.len(), only.requests().len()), (17, 3, 3));
+    waiting.into_iter().for_each(super::support::Caller::reset);
+    gateway.wait_until_settled().await;
+    let row = gateway.account("alpha", 3);
+    assert_eq!(row.balance_nano, 3 * hold_nano() + 1, "they were charged nothing");
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn a_cost_above_the_hold_is_paid_from_the_balance_and_the_rest_is_a_shortfall() {
+    // The provider reports 900 output tokens although 10 was the bound.
+    let only = upstream(script(r#"{"usage":{"prompt":10,"completion":900,"cached":0}}"#)).await;
+    let gateway = Setup::new(&[only.address()]).balance("0.0009").start();
+    let request = stream_request().replace("\"stream\"", "\"max_tokens\":10,\"stream\"");
+    assert_eq!(Call::post(request.clone()).send(gateway.http).await.status, 200);
+    let row = gateway.account("alpha", 1);
+    assert_eq!(row.balance_nano, 0, "all that was there, and not more");
+    assert!(gateway.ledger_is_right());
+    gateway.wait_for_log("a call cost more than its hold and the balance");
+    assert_eq!(gateway.metric("tollgate_shortfall_nano_dollars_total").await, 9_025_000 - 900_000);
+    assert_eq!(Call::post(request).send(gateway.http).await.status, 402);
+}
+
+#[tokio::test]
+async fn the_books_say_what_was_paid_and_what_it_cost_us() {
+    let only = upstream(script(r#"{"usage":{"prompt":100,"completion":5,"cached":60}}"#)).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    Call::post(whole_request()).header("x-request-id", "my-call").send(gateway.http).await;
+    // 40 plain, 60 cached, 5 out.
+    assert_eq!(gateway.spent(1), 40 * 2_500 + 60 * 1_250 + 5 * 10_000);
+    let lines = gateway.statement("alpha");
+    assert_eq!((lines[0].kind, lines[0].what.as_str(), lines[1].kind), ("capture", "my-call", "top_up"));
+    assert_eq!((lines[0].prompt_tokens, lines[0].completion_tokens, lines[0].estimated), (100, 5, false));
+    let out = gateway.command(&["ledger", "verify", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    // Top-ups of two accounts, the capture, our cost at the provider.
+    assert_eq!((found["transfers"].as_i64(), found["holds"].as_i64()), (Some(4), Some(1)));
+    assert!(gateway.command(&["accounts", "show", "alpha"]).contains("$0.999775"));
+    assert!(gateway.command(&["accounts", "statement", "alpha"]).contains("my-call"));
+}
+
+#[tokio::test]
+async fn what_a_killed_process_had_delivered_is_charged_once_by_the_next_one() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_after_pieces","pieces":2},"fault_count":1}"#)).await;
+    let mut gateway = Setup::new(&[only.address()]).start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until(", ").await;
+    // Its progress is written within a tick; a whole call's record is there before its end is seen.
+    gateway.wait_for_progress().await;
+    gateway = gateway.kill_and_restart();
+    gateway.wait_for_log("an earlier boot did not end");
+    assert_eq!(gateway.spent(1), 5 * 2_500 + 2 * 10_000);
+    assert_eq!(gateway.metric("tollgate_holds_open").await, 0);
+    for _ in 0..2 {
+        gateway = gateway.kill_and_restart();
+        assert_eq!(gateway.spent(1), 5 * 2_500 + 2 * 10_000, "replayed again, charged once");
+    }
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    assert_eq!(gateway.spent(2), 32_500 + 75_000);
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn a_call_whose_end_was_seen_is_charged_exactly_after_kill_9() {
+    let only = upstream(Script::default()).await;
+    let mut gateway = Setup::new(&[only.address()]).start();
+    for round in 1..=4 {
+        let answer = Call::post(stream_request()).send(gateway.http).await;
+        assert!(answer.text().ends_with("[DONE]\n\n"));
+        gateway = gateway.kill_and_restart();
+        assert_eq!(gateway.spent(round), round * 75_000);
+    }
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn sigterm_lets_streams_end_and_leaves_nothing_to_replay() {
+    let only = upstream(script(r#"{"delay_chunk_ms":60}"#)).await;
+    let mut gateway = Setup::new(&[only.address()]).start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-TERM");
+    gateway.wait_for_log("not ready any more");
+    assert_eq!(gateway.admin_page("/readyz").await.status, 503);
+    caller.read_until("[DONE]").await;
+    assert!(gateway.wait().success());
+    assert_eq!(gateway.spent(1), 75_000);
+    let journals = std::fs::read_dir(gateway.folder().join("data/journal")).unwrap().count();
+    assert_eq!(journals, 0, "everything is booked, so the journal is gone");
+    let leased = gateway.account("alpha", 1).leased_nano;
+    assert_eq!(leased, 0, "and the lease given back");
+}
+
+/// A store that breaks inside a hook, in the middle of an answer.
+struct Breaking {
+    inner: Arc<dyn Holds>,
+}
+
+#[async_trait]
+impl Holds for Breaking {
+    async fn admit(&self, admit: Admit) -> Result<Ticket, Deny> {
+        self.inner.admit(admit).await
+    }
+
+    fn touch(&self, ticket: &Ticket, cost: Amount) {
+        self.inner.touch(ticket, cost);
+        panic!("the test breaks this hook");
+    }
+
+    async fn settle(&self, ticket: Ticket, charge: Charge) -> Settlement {
+        self.inner.settle(ticket, charge).await
+    }
+
+    fn available(&self, account: AccountId) -> Amount {
+        self.inner.available(account)
+    }
+
+    fn open_holds(&self) -> usize {
+        self.inner.open_holds()
+    }
+
+    fn trouble(&self) -> Option<&'static str> {
+        self.inner.trouble()
+    }
+}
+
+#[tokio::test]
+async fn a_panic_in_a_hook_settles_its_hold() {
+    let only = upstream(Script::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (http, admin) = (free_address(), free_address());
+    let yaml = Setup::new(&[only.address()]).yaml(http, admin);
+    let data = folder.path().join("data");
+    let yaml = yaml.replace("./data", data.to_str().unwrap());
+    let config = config::parse(&yaml, |_| None).unwrap_or_else(|e| panic!("{e}"));
+    let drain = Arc::new(Drain::default());
+    let (stop, opened) = (Arc::clone(&drain), Arc::new(std::sync::OnceLock::new()));
+    let store = Arc::clone(&opened);
+    let server = std::thread::spawn(move || {
+        serve::run_with(config, drain, |inner| {
+            let holds: Arc<dyn Holds> = Arc::new(Breaking { inner });
+            store.set(Arc::clone(&holds)).unwrap_or_else(|_| panic!("once"));
+            holds
+        })
+    });
+    while tokio::net::TcpStream::connect(http).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    let mut caller = Call::post(stream_request()).begin(http).await;
+    assert!(caller.try_head().await.is_none(), "the connection of the broken call dies");
+    let holds = opened.get().unwrap();
+    while holds.open_holds() > 0 {
+        tokio::task::yield_now().await;
+    }
+    stop.stop();
+    server.join().unwrap().unwrap();
+    let mut ledger = tollgate::ledger::Sqlite::open_for_reading(&data.join("ledger.db")).unwrap();
+    let account = tollgate::ledger::Ledger::accounts(&mut ledger).unwrap().remove(0);
+    assert_eq!((account.name.as_str(), account.calls, account.leased_nano), ("alpha", 1, 0));
+    assert!(tollgate::ledger::Ledger::verify(&mut ledger).is_ok());
+}
+
+#[tokio::test]
+async fn a_config_fault_ends_with_64_and_names_every_line() {
+    let gateway_folder = tempfile::tempdir().unwrap();
+    let file = gateway_folder.path().join("bad.yaml");
+    std::fs::write(&file, "listen: { http: nowhere, admin: 127.0.0.1:1 }\nstores: {}\n").unwrap();
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["--config", file.to_str().unwrap(), "check"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(64), "{text}");
+    for part in ["line 2: stores: unknown key", "`providers` is missing", "`models` is missing"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_on_the_same_books_waits_its_turn() {
+    let only = upstream(Script::default()).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    // All money is leased to the first: the second can serve nothing that is billed.
+    let second = Gateway::beside(&gateway);
+    let refused = Call::post(stream_request()).send(second.http).await;
+    assert_eq!(refused.status, 402);
+    assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
+    assert!(gateway.ledger_is_right());
+}

@@ -1,0 +1,305 @@
+//! A gateway process on a fresh store.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tollgate::ledger::port::{AccountRow, StatementLine};
+use tollgate::ledger::{Ledger as _, Sqlite};
+
+/// How long anything may take before a test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a gateway is started with.
+pub struct Setup {
+    upstreams: Vec<SocketAddr>,
+    provider_extra: String,
+    extra: String,
+    balance: String,
+}
+
+/// A running gateway.
+pub struct Gateway {
+    pub http: SocketAddr,
+    pub admin: SocketAddr,
+    child: Child,
+    log: Arc<(Mutex<String>, Condvar)>,
+    folder: Option<TempDir>,
+}
+
+impl Setup {
+    /// One model `gpt-a` over these upstreams, tried in their order.
+    pub fn new(upstreams: &[SocketAddr]) -> Self {
+        Self {
+            upstreams: upstreams.to_vec(),
+            provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
+            extra: String::new(),
+            balance: "1.00".to_owned(),
+        }
+    }
+
+    /// Keys for every provider, as YAML flow.
+    pub fn providers(mut self, yaml: &str) -> Self {
+        self.provider_extra = yaml.to_owned();
+        self
+    }
+
+    /// Top-level blocks, as YAML.
+    pub fn with(mut self, yaml: &str) -> Self {
+        self.extra.push_str(yaml);
+        self.extra.push('\n');
+        self
+    }
+
+    /// The balance of the account, in USD.
+    pub fn balance(mut self, usd: &str) -> Self {
+        self.balance = usd.to_owned();
+        self
+    }
+
+    pub fn yaml(&self, http: SocketAddr, admin: SocketAddr) -> String {
+        let mut providers = String::new();
+        let mut routes = String::new();
+        for (index, address) in self.upstreams.iter().enumerate() {
+            let weight = 100 - index;
+            let extra = &self.provider_extra;
+            providers.push_str(&format!(
+                "  u{index}: {{ dialect: openai, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
+            ));
+            routes.push_str(&format!(
+                "      - {{ provider: u{index}, model: up-a, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
+            ));
+        }
+        let (extra, balance) = (&self.extra, &self.balance);
+        format!(
+            "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
+             store: {{ embedded: {{ path: ./data }} }}\n\
+             drain: {{ pre: 0s, max: 10s }}\n\
+             {extra}\
+             providers:\n{providers}\
+             models:\n  gpt-a:\n    price: {{ input: \"2.5\", output: \"10\", cache_read: \"1.25\" }}\n    \
+             limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
+             bootstrap:\n  accounts:\n    alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, default_output_tokens: 1000 }} ] }}\n    \
+             beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"
+        )
+    }
+
+    /// Starts it and waits until it serves.
+    pub fn start(self) -> Gateway {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (http, admin) = (free_address(), free_address());
+        std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
+        Gateway::spawn(folder, http, admin)
+    }
+}
+
+impl Gateway {
+    fn spawn(folder: TempDir, http: SocketAddr, admin: SocketAddr) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["--config", "tollgate.yaml", "serve"])
+            .current_dir(folder.path())
+            .env("RUST_LOG", "info,decision=info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the gateway starts");
+        let log = Arc::new((Mutex::new(String::new()), Condvar::new()));
+        let stderr = BufReader::new(child.stderr.take().expect("its log"));
+        let sink = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let (text, grown) = &*sink;
+                let mut text = text.lock().expect("the log");
+                text.push_str(&line);
+                text.push('\n');
+                grown.notify_all();
+            }
+        });
+        let gateway = Self { http, admin, child, log, folder: Some(folder) };
+        gateway.wait_for_log("serving");
+        gateway
+    }
+
+    /// Waits until the log contains `text`.
+    pub fn wait_for_log(&self, text: &str) {
+        let (log, grown) = &*self.log;
+        let log = log.lock().expect("the log");
+        let (log, waited) =
+            grown.wait_timeout_while(log, PATIENCE, |log| !log.contains(text)).expect("the log");
+        assert!(!waited.timed_out(), "`{text}` never came:\n{log}");
+    }
+
+    /// Everything logged so far.
+    pub fn log(&self) -> String {
+        self.log.0.lock().expect("the log").clone()
+    }
+
+    /// The folder with its config and data.
+    pub fn folder(&self) -> &Path {
+        self.folder.as_ref().expect("the folder").path()
+    }
+
+    /// The ledger, opened for reading.
+    pub fn ledger(&self) -> Sqlite {
+        Sqlite::open_for_reading(&self.folder().join("data/ledger.db")).expect("the ledger")
+    }
+
+    /// The account's row once `calls` of its calls are booked.
+    pub fn account(&self, name: &str, calls: i64) -> AccountRow {
+        let began = Instant::now();
+        loop {
+            let rows = self.ledger().accounts().expect("accounts");
+            let row = rows.into_iter().find(|row| row.name == name).expect("the account");
+            if row.calls >= calls {
+                return row;
+            }
+            assert!(began.elapsed() < PATIENCE, "{} of {calls} calls are booked:\n{}", row.calls, self.log());
+            std::thread::yield_now();
+        }
+    }
+
+    /// The latest lines of an account's statement.
+    pub fn statement(&self, name: &str) -> Vec<StatementLine> {
+        self.ledger().statement(name, 1000).expect("a statement")
+    }
+
+    /// What the account `alpha` has spent, in nano-dollars, once `calls` of its calls are booked.
+    pub fn spent(&self, calls: i64) -> i64 {
+        1_000_000_000 - self.account("alpha", calls).balance_nano
+    }
+
+    /// Whether every law of the books holds.
+    pub fn ledger_is_right(&self) -> bool {
+        self.ledger().verify().is_ok()
+    }
+
+    /// A page of the admin port.
+    pub async fn admin_page(&self, path: &str) -> super::Answer {
+        super::Call::get(path).send(self.admin).await
+    }
+
+    /// The value of a metric without labels.
+    pub async fn metric(&self, name: &str) -> i64 {
+        let page = self.admin_page("/metrics").await;
+        let text = page.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
+    /// Waits until a metric has a value.
+    pub async fn wait_for_metric(&self, name: &str, value: i64) {
+        let began = Instant::now();
+        while self.metric(name).await != value {
+            assert!(began.elapsed() < PATIENCE, "{name} is not {value}:\n{}", self.log());
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until no hold is open.
+    pub async fn wait_until_settled(&self) {
+        self.wait_for_metric("tollgate_holds_open", 0).await;
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status().expect("kill");
+        assert!(sent.success());
+    }
+
+    /// Waits until the process has left.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("its exit")
+    }
+
+    /// A second process on the same store, with ports of its own.
+    pub fn beside(first: &Self) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (http, admin) = (free_address(), free_address());
+        let yaml = std::fs::read_to_string(first.folder().join("tollgate.yaml")).expect("the config");
+        let data = first.folder().join("data");
+        let yaml = yaml
+            .replace(&first.http.to_string(), &http.to_string())
+            .replace(&first.admin.to_string(), &admin.to_string())
+            .replace("./data", data.to_str().expect("a path"));
+        std::fs::write(folder.path().join("tollgate.yaml"), yaml).expect("the config");
+        Self::spawn(folder, http, admin)
+    }
+
+    /// What a verb of the command line prints.
+    pub fn command(&self, args: &[&str]) -> String {
+        let out = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["--config", "tollgate.yaml"])
+            .args(args)
+            .current_dir(self.folder())
+            .output()
+            .expect("the verb");
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).expect("text")
+    }
+
+    /// Waits until the journal has grown and then stood still for two looks: progress is written.
+    pub async fn wait_for_progress(&self) {
+        let journal = self.folder().join("data/journal");
+        let size = || -> u64 {
+            let boots = std::fs::read_dir(&journal).expect("journals").filter_map(Result::ok);
+            let segments = boots.flat_map(|boot| std::fs::read_dir(boot.path()).into_iter().flatten());
+            segments.filter_map(|f| f.ok()?.metadata().ok()).map(|m| m.len()).sum()
+        };
+        let began = Instant::now();
+        // A hold record has about 100 bytes, a progress record about 30.
+        let mut last = (size(), Instant::now());
+        while last.1.elapsed() < Duration::from_millis(200) {
+            let now = size();
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+            assert!(began.elapsed() < PATIENCE, "the journal never rests");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Kills it as a power button would, and starts it again on the same store.
+    pub fn kill_and_restart(mut self) -> Self {
+        self.child.kill().expect("kill -9");
+        self.child.wait().expect("its exit");
+        let folder = self.folder.take().expect("the folder");
+        let (http, admin) = (self.http, self.admin);
+        drop(self);
+        Self::spawn(folder, http, admin)
+    }
+
+    /// SIGTERM, and its exit.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal("-TERM");
+        self.wait()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// A port that nobody uses, below the range that the kernel hands out to clients, so that no other
+/// connection takes it before the gateway does.
+pub fn free_address() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let process = u16::try_from(std::process::id() % 997).expect("small");
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (process.wrapping_mul(41).wrapping_add(step)) % 20_000;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
