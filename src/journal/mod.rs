@@ -239,7 +239,7 @@ impl OpenHold {
 
 impl Threads {
     /// Writes what is queued, syncs, and ends the threads. The boot's folder stays until
-    /// [`forget`](Self::forget): the ledger may not have everything yet.
+    /// [`Stopped::forget`]: the ledger may not have everything yet.
     #[must_use]
     pub fn stop(self) -> Stopped {
         let mut queue = self.journal.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,6 +3,15 @@
 //! Every module is named by what it promises. Tests start what they need on free loopback ports and
 //! stop it; nothing waits by sleeping for "long enough".
 
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "a test ends at the first surprise, tells the time and reports figures"
+)]
+
 mod attempts;
 mod bodies;
 mod books;

@@ -274,12 +274,6 @@ impl Gateway {
         drop(self);
         Self::spawn(folder, http, admin)
     }
-
-    /// SIGTERM, and its exit.
-    pub fn stop(&mut self) -> ExitStatus {
-        self.signal("-TERM");
-        self.wait()
-    }
 }
 
 impl Drop for Gateway {
