@@ -3,6 +3,7 @@
 //! Earlier boots that died are replayed first, so that their money is free again; then this boot
 //! begins, accounts and keys of the `bootstrap:` block are made, and all free money is leased to it.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use filters::money::{Amount, settle};
 use crate::clock;
 use crate::config::checked::{Account, Config};
 use crate::journal::{self, Dead, Hold, Journal, Settled, Threads};
-use crate::ledger::port::{KeyRecord, TopUp};
+use crate::ledger::port::{Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Sqlite};
-use crate::pool::keys::{KeyTable, digest};
+use crate::pool::keys::{KeyTable, digest, hint};
 use crate::store::Embedded;
 
 /// Settled calls that may wait between journal and ledger before the journal keeps them itself.
@@ -31,9 +32,9 @@ pub struct Booted {
     pub store: Arc<Embedded>,
     pub journal: Journal,
     pub keys: KeyTable,
+    pub boot: i64,
     threads: Threads,
     ledger: JoinHandle<Finished>,
-    boot: i64,
 }
 
 /// The ledger's file in a data folder.
@@ -57,13 +58,15 @@ pub fn start(config: &Config) -> anyhow::Result<Booted> {
     for account in &config.accounts {
         bootstrap(&mut ledger, account)?;
     }
-    let keys = KeyTable::new(ledger.keys()?);
+    ledger.snapshot(clock::unix_ms())?;
+    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
     let (journal, threads) = Journal::start(&journals, boot, config.bounds.open_holds_max, postings)
         .context("cannot start the journal")?;
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(boot)?;
     let store = Embedded::new(leases, journal.clone(), config.bounds.open_holds_max);
+    restore_budgets(&mut ledger, &store, &keys)?;
     let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
         .context("cannot start the ledger")?;
     Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot })
@@ -130,6 +133,10 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
             attempts: 0,
             parts: Settled::parts_of(&settlement),
             provider_cost: 0,
+            abandoned: 0,
+            key: hold.key,
+            held_ms: hold.at_ms,
+            price_version: hold.price_version,
             tokens: Settled::tokens_of(&Used::default().usage),
             estimated: true,
             anomaly: false,
@@ -141,27 +148,52 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
 
 fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
     let now_ms = clock::unix_ms();
-    let id = ledger.ensure_account(&account.name, now_ms)?;
+    let id = ledger.ensure_account(&account.name, Some(&account.settings), now_ms)?;
     if account.balance.is_positive() {
         let reference = format!("bootstrap:{}", account.name);
-        let top_up = TopUp {
+        ledger.transfer(&Movement {
             account: id,
+            what: What::TopUp,
             amount: account.balance,
             reference: &reference,
             reason: "bootstrap",
             now_ms,
-        };
-        ledger.top_up(&top_up)?;
+            boot: None,
+        })?;
     }
     for key in &account.keys {
-        let record = KeyRecord {
-            digest: digest(key.secret.expose()),
+        let secret = key.secret.expose();
+        ledger.ensure_key(&NewKey {
+            digest: digest(secret),
             account: id,
-            account_name: account.name.clone(),
-            models: key.models.clone(),
-            default_output_tokens: key.default_output_tokens,
-        };
-        ledger.ensure_key(&record, now_ms)?;
+            account_name: &account.name,
+            hint: &hint(secret),
+            settings: &key.settings,
+            expires_ms: None,
+            now_ms,
+        })?;
     }
     Ok(())
+}
+
+/// Budgets outlive a process: what was spent in their windows is in the books.
+fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -> anyhow::Result<()> {
+    let ledger = RefCell::new(ledger);
+    let mut failed = None;
+    for principal in keys.iter() {
+        let account = principal.account;
+        let broken = RefCell::new(None);
+        store.restore_budgets(account, principal.digest, &principal.scopes, &|key, model, since_ms| {
+            let scope = Scope { account, key, model };
+            ledger.borrow_mut().spent(&scope, since_ms).unwrap_or_else(|error| {
+                broken.replace(Some(error));
+                Amount::ZERO
+            })
+        });
+        failed = failed.or_else(|| broken.into_inner());
+    }
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
 }

@@ -13,10 +13,12 @@ use pingora::services::background::{BackgroundService, background_service};
 use pingora_proxy::ProxyServiceBuilder;
 
 use crate::admin::{self, Admin};
-use crate::boot;
+use crate::books::{self, Books};
+use crate::boot::{self, ledger_file};
 use crate::clock;
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
+use crate::ledger::Sqlite;
 use crate::ops::Metrics;
 use crate::pool::endpoint::Live;
 use crate::pool::{Pool, Snapshot};
@@ -49,7 +51,7 @@ pub fn run_with(
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<()> {
     let mut booted = boot::start(&config)?;
-    let Config { listen, bounds, routing, drain, catalogue, .. } = config;
+    let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
     let admin_listener = TcpListener::bind(listen.admin)
         .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
     // Pingora binds later and would panic: find out now.
@@ -57,8 +59,14 @@ pub fn run_with(
 
     let now = clock::now();
     let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base, now))).collect();
-    let pool =
-        Arc::new(Pool::new(Snapshot { catalogue, routing, keys: std::mem::take(&mut booted.keys), live }));
+    let keys = std::mem::take(&mut booted.keys);
+    let pool = Arc::new(Pool::new(Snapshot { catalogue, routing, live }, keys));
+    // A connection of its own: the ledger's thread keeps the one that it posts by.
+    let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
+    let books = Arc::new(Books::new(
+        reader,
+        Some(books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot }),
+    ));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let holds = wrap(Arc::<Embedded>::clone(&booted.store));
 
@@ -67,6 +75,8 @@ pub fn run_with(
         holds: Arc::clone(&holds),
         bodies: Bodies::new(bounds.bodies_bytes_max),
         bounds,
+        books: Arc::clone(&books),
+        keyed: Arc::default(),
         metrics: Arc::clone(&metrics),
         drain: Arc::clone(&drain_state),
     };
@@ -79,6 +89,8 @@ pub fn run_with(
         journal: booted.journal.clone(),
         serving: Arc::clone(&serving),
         bodies: Arc::clone(&gateway.bodies),
+        books: Arc::clone(&books),
+        token: admin::token(&data).context("cannot write the admin token")?,
     };
 
     let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max));

@@ -30,6 +30,7 @@ pub mod facts;
 pub mod hold;
 pub mod ids;
 pub mod json;
+pub mod limit;
 pub mod meter;
 pub mod money;
 pub mod route;

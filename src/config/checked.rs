@@ -10,10 +10,11 @@ use filters::dialect::{Dialect, Manners, OutputField};
 use filters::hold::Limits;
 use filters::ids::EndpointId;
 use filters::money::amount::parse_decimal;
-use filters::money::{Amount, PriceCard, Rate};
+use filters::money::{Amount, PriceCard, PriceList, Rate, Tier};
 
 use super::{Faults, join, raw};
 use crate::secret::Secret;
+use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// The longest name of an account, a provider or a model, in bytes.
 const NAME_BYTES_MAX: usize = 200;
@@ -76,10 +77,20 @@ pub struct Catalogue {
 #[derive(Debug)]
 pub struct Model {
     pub name: String,
-    pub price: PriceCard,
+    pub price: PriceList,
     pub limits: Limits,
+    pub tokenizer: Option<Tokenizer>,
     /// Never empty.
     pub routes: Vec<EndpointId>,
+}
+
+/// How tokens are counted exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Of `OpenAI`'s models since GPT-4o.
+    O200k,
+    /// Of those before.
+    Cl100k,
 }
 
 /// One addressable deployment of a model: a route of the config.
@@ -137,14 +148,13 @@ pub struct Account {
     pub name: String,
     pub balance: Amount,
     pub keys: Vec<Key>,
+    pub settings: AccountSettings,
 }
 
 #[derive(Debug)]
 pub struct Key {
     pub secret: Secret,
-    /// `None`: all.
-    pub models: Option<Vec<String>>,
-    pub default_output_tokens: Option<u64>,
+    pub settings: KeySettings,
 }
 
 /// Turns what was written into what is meant.
@@ -369,7 +379,7 @@ impl Check {
         for (name, raw) in raw {
             let path = join("models", &name);
             self.name(&path, &name);
-            let price = self.price(&join(&path, "price"), &raw.price);
+            let price = self.price_list(&join(&path, "price"), raw.price);
             let limits = self.limits(&join(&path, "limits"), &raw.limits);
             if raw.routes.is_empty() {
                 self.fault(join(&path, "routes"), "name at least one route");
@@ -399,7 +409,11 @@ impl Check {
                     cost,
                 });
             }
-            let model = Model { name: name.clone(), price, limits, routes };
+            let tokenizer = raw.tokenizer.map(|name| match name {
+                raw::TokenizerName::O200k => Tokenizer::O200k,
+                raw::TokenizerName::Cl100k => Tokenizer::Cl100k,
+            });
+            let model = Model { name: name.clone(), price, limits, tokenizer, routes };
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
@@ -418,6 +432,62 @@ impl Check {
             self.fault(path, "`output` must be at least 1 and at most `context`");
         }
         limits
+    }
+
+    fn price_list(&mut self, path: &str, raw: raw::PriceList) -> PriceList {
+        let raw::PriceList {
+            input,
+            output,
+            cache_read,
+            cache_write_5m,
+            cache_write_1h,
+            audio_input,
+            per_request,
+            long_context,
+            service_tiers,
+        } = raw;
+        let base = raw::Price {
+            input,
+            output,
+            cache_read,
+            cache_write_5m,
+            cache_write_1h,
+            audio_input,
+            per_request,
+        };
+        let standard = self.price(path, &base);
+        let long_context = long_context.map(|raw| {
+            let raw::LongContext { above, input, output, cache_read, cache_write_5m, cache_write_1h } = raw;
+            let (audio_input, per_request) = (base.audio_input.clone(), base.per_request.clone());
+            let card = raw::Price {
+                input,
+                output,
+                cache_read,
+                cache_write_5m,
+                cache_write_1h,
+                audio_input,
+                per_request,
+            };
+            (above, self.price(&join(path, "long_context"), &card))
+        });
+        let mut tiers = vec![];
+        for (name, card) in service_tiers.unwrap_or_default().0 {
+            let path = join(&join(path, "service_tiers"), &name);
+            let tier = match name.as_str() {
+                "priority" => Tier::Priority,
+                "flex" => Tier::Flex,
+                "batch" => Tier::Batch,
+                _ => {
+                    self.fault(path, "is not one of: priority, flex, batch");
+                    continue;
+                }
+            };
+            tiers.push((tier, self.price(&path, &card)));
+        }
+        let mut list = PriceList { version: 0, standard, long_context, tiers };
+        // The same prices have the same version, over restarts and machines.
+        list.version = crc32fast::hash(format!("{list:?}").as_bytes());
+        list
     }
 
     fn price(&mut self, path: &str, raw: &raw::Price) -> PriceCard {
@@ -466,7 +536,22 @@ impl Check {
                 let path = format!("{path}.keys[{index}]");
                 keys.push(self.key(&path, raw, catalogue, &mut seen));
             }
-            accounts.push(Account { name, balance, keys });
+            let settings = AccountSettings {
+                limits: self.limit_spec(&join(&path, "limits"), raw.limits),
+                model_limits: raw
+                    .model_limits
+                    .unwrap_or_default()
+                    .0
+                    .into_iter()
+                    .map(|(model, limits)| {
+                        let path = join(&join(&path, "model_limits"), &model);
+                        self.known_model(&path, &model, catalogue);
+                        let spec = self.limit_spec(&path, Some(limits));
+                        (model, spec)
+                    })
+                    .collect(),
+            };
+            accounts.push(Account { name, balance, keys, settings });
         }
         accounts
     }
@@ -485,15 +570,44 @@ impl Check {
             self.fault(join(path, "key"), format!("is the same as {other}: a key belongs to one account"));
         }
         for model in raw.models.iter().flatten() {
-            if !catalogue.models.contains_key(model) {
-                self.fault(join(path, "models"), format!("there is no model `{model}`"));
-            }
+            self.known_model(&join(path, "models"), model, catalogue);
         }
-        Key {
-            secret: Secret::new(raw.key),
+        let settings = KeySettings {
+            name: raw.name.unwrap_or_default(),
             models: raw.models,
             default_output_tokens: raw.default_output_tokens,
+            clamp_output: raw.clamp_output.unwrap_or(false),
+            clamp_min: raw.clamp_min,
+            abandoned_max: raw.abandoned_max.map(|d| d.0),
+            limits: self.limit_spec(&join(path, "limits"), raw.limits),
+        };
+        if let Err(bad) = settings.check() {
+            self.fault(join(path, bad.field), bad.message);
         }
+        Key { secret: Secret::new(raw.key), settings }
+    }
+
+    fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
+        if !catalogue.models.contains_key(model) {
+            self.fault(path, format!("there is no model `{model}`"));
+        }
+    }
+
+    fn limit_spec(&mut self, path: &str, raw: Option<raw::Limits>) -> LimitSpec {
+        let raw::Limits { rpm, tpm, concurrency, budget_day, budget_month, time_zone } =
+            raw.unwrap_or_default();
+        let spec = LimitSpec {
+            rpm,
+            tpm,
+            concurrency,
+            budget_day: budget_day.map(|d| d.0),
+            budget_month: budget_month.map(|d| d.0),
+            time_zone,
+        };
+        if let Err(bad) = spec.meant() {
+            self.fault(join(path, bad.field), bad.message);
+        }
+        spec
     }
 }
 
@@ -539,8 +653,9 @@ bootstrap:
     fn a_good_file_is_read_as_meant() {
         let config = parse(GOOD, vars).unwrap_or_else(|e| panic!("{e}"));
         let model = &config.catalogue.models["m"];
-        assert_eq!(model.price.input.pico(), 1_005_000);
-        assert_eq!(model.price.cache_read, model.price.input);
+        let card = model.price.standard;
+        assert_eq!(card.input.pico(), 1_005_000);
+        assert_eq!(card.cache_read, card.input);
         let endpoint = &config.catalogue.endpoints[0];
         assert_eq!((endpoint.name.as_str(), endpoint.provider.base.path.as_str()), ("p/native", "/v1"));
         assert_eq!(endpoint.provider.credential.as_ref().unwrap().expose(), "prov-key");

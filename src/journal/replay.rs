@@ -150,6 +150,8 @@ mod tests {
             at_ms: 0,
             request: String::new(),
             model: String::new(),
+            key: [0; 32],
+            price_version: 0,
         })
     }
 

@@ -26,8 +26,10 @@ use bytes::Bytes;
 use filters::answer::{Answer, End, Ended, Forward, Refusal, Step};
 use filters::exhausted::Tried;
 use filters::json::{self, Edit};
+use filters::limit::Standing;
 use filters::meter::Used;
-use filters::money::{Amount, PriceCard, Settlement, cost};
+use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
+use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::UpstreamError;
 use http::HeaderMap;
@@ -43,7 +45,8 @@ use pingora_proxy::Session;
 use super::bodies::Reserved;
 use super::headers::{self, Answered};
 use crate::clock;
-use crate::store::{Charge, Holds, Ticket};
+use crate::config::checked::Model;
+use crate::store::{Abandoned, Charge, Holds, Ticket};
 
 /// The attempt was refused before the commit; [`Gate::take_failure`] says why.
 pub(super) const REFUSED: ErrorType = ErrorType::new("attempt refused");
@@ -77,6 +80,8 @@ pub(super) struct Attempt {
     pub(super) bill: Bill,
     pub(super) request_id: String,
     pub(super) stream: bool,
+    /// The output bound of one choice, where it was lowered.
+    pub(super) clamped: Option<u64>,
 }
 
 /// The attempt's timers. The last viable candidate has no watchdog, only its share.
@@ -92,9 +97,12 @@ pub(super) struct Limits {
 /// What the attempt will be charged by.
 #[derive(Clone, Debug)]
 pub(super) struct Bill {
-    pub(super) price: PriceCard,
+    pub(super) model: Arc<Model>,
+    pub(super) tier: Tier,
     pub(super) provider_cost: Option<PriceCard>,
     pub(super) own_input: u64,
+    /// The key's allowance for calls that are left early.
+    pub(super) abandoned_max: Option<Amount>,
     pub(super) endpoint: String,
     pub(super) attempts: u32,
 }
@@ -124,6 +132,11 @@ struct State {
     attempts: u32,
     /// Dropped at the commit.
     source: Option<Source>,
+    /// The call is finished even if its caller leaves.
+    runs_on: bool,
+    /// A whole answer, for a repeat of the call.
+    kept: Option<Bytes>,
+    standing: (Option<Standing>, Option<Standing>),
 }
 
 /// The request's body, for as long as another attempt may need it.
@@ -170,11 +183,14 @@ impl Gate {
             failed: None,
             ending: None,
             caller_left: None,
+            standing: ticket.standing,
             ticket: Some(ticket),
             receipt: None,
             first_event: None,
             attempts: 0,
             source: Some(source),
+            runs_on: false,
+            kept: None,
         };
         Arc::new(Self { holds, state: Mutex::new(state) })
     }
@@ -253,6 +269,21 @@ impl Gate {
         self.lock().attempt.as_ref().map_or(0, |a| a.body.len())
     }
 
+    /// The call is finished even if its caller leaves: a repeat may come for the answer.
+    pub(super) fn run_on(&self) {
+        self.lock().runs_on = true;
+    }
+
+    /// Whether it is.
+    pub(super) fn runs_on(&self) -> bool {
+        self.lock().runs_on
+    }
+
+    /// The whole answer, where it was asked to be kept.
+    pub(super) fn kept(&self) -> Option<Bytes> {
+        self.lock().kept.clone()
+    }
+
     /// Attempts so far.
     pub(super) fn attempts(&self) -> u32 {
         self.lock().attempts
@@ -310,9 +341,16 @@ impl Gate {
         let state = self.lock();
         let (Some(ticket), Some(attempt)) = (&state.ticket, &state.attempt) else { return };
         let used = attempt.answer.used(attempt.bill.own_input);
-        if let Ok(so_far) = cost(&attempt.bill.price, &used.usage) {
+        if let Ok(so_far) = attempt.bill.cost(&used.usage) {
             self.holds.touch(ticket, so_far);
         }
+    }
+}
+
+impl Bill {
+    /// What the caller pays for it.
+    fn cost(&self, usage: &Usage) -> Result<Amount, CostError> {
+        cost(self.model.price.card(usage.prompt(), self.tier), usage)
     }
 }
 
@@ -329,18 +367,40 @@ impl State {
 
     fn charge(&self, ticket: &Ticket) -> Charge {
         let Some(attempt) = self.attempt.as_ref().filter(|a| a.answer.is_committed()) else {
-            // Everything failed before an answer came: nothing is charged.
-            return Charge { attempts: self.attempts, ..Charge::default() };
+            // Everything failed before an answer came: nothing is charged. A caller who left while a
+            // provider was at work is forgiven up to an allowance.
+            let abandoned = self.caller_left.and_then(|_| self.abandoned());
+            return Charge { attempts: self.attempts, abandoned, ..Charge::default() };
         };
         let bill = &attempt.bill;
         let used = attempt.answer.used(bill.own_input);
         let provider_cost = bill.provider_cost.as_ref().map(|card| cost(card, &used.usage));
         let provider_cost = provider_cost.transpose().ok().flatten().unwrap_or(Amount::ZERO);
-        let cost = cost(&bill.price, &used.usage).unwrap_or_else(|error| {
+        let cost = bill.cost(&used.usage).unwrap_or_else(|error| {
             tracing::error!(%error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
             ticket.amount()
         });
-        Charge { cost, used, provider_cost, endpoint: bill.endpoint.clone(), attempts: bill.attempts }
+        Charge {
+            cost,
+            used,
+            provider_cost,
+            endpoint: bill.endpoint.clone(),
+            attempts: bill.attempts,
+            abandoned: None,
+        }
+    }
+
+    /// What an attempt costs that its caller did not wait for: its prompt, by our own count.
+    fn abandoned(&self) -> Option<Abandoned> {
+        let attempt = self.attempt.as_ref().filter(|_| !matches!(self.sent, Sent::NotYet))?;
+        let bill = &attempt.bill;
+        let usage = Usage { input: bill.own_input, ..Usage::default() };
+        let cost_of_prompt = bill.cost(&usage).ok()?;
+        let provider_cost = match &bill.provider_cost {
+            Some(card) => cost(card, &usage).ok()?,
+            None => cost_of_prompt,
+        };
+        Some(Abandoned { provider_cost, cost: cost_of_prompt, allowance: bill.abandoned_max })
     }
 
     /// A piece of the upstream's response: what does it come to?
@@ -380,7 +440,7 @@ impl State {
 
     /// What is due next, and when.
     fn next_due(&self) -> Option<(Instant, Due)> {
-        if let Some(left) = self.caller_left {
+        if let Some(left) = self.caller_left.filter(|_| !self.runs_on) {
             return Some((left + USAGE_PATIENCE, Due::Enough));
         }
         let attempt = self.attempt.as_ref()?;
@@ -534,6 +594,9 @@ impl Guard {
             }
         }
         let over = matches!(end, End::Over | End::Break);
+        if commits && end == End::Over {
+            self.keep(&bytes);
+        }
         if !self.gate.caller_has_left() {
             let mut tasks = Vec::with_capacity(2);
             if commits {
@@ -550,6 +613,15 @@ impl Guard {
             return Error::e_explain(BROKE_OFF, "the upstream ended inside its answer");
         }
         Ok(over)
+    }
+
+    /// A whole answer that came in one piece is kept for a repeat of the call.
+    fn keep(&self, bytes: &Bytes) {
+        let mut state = self.gate.lock();
+        let whole = state.attempt.as_ref().is_some_and(|a| !a.stream && a.answer.is_done());
+        if state.runs_on && whole {
+            state.kept = Some(bytes.clone());
+        }
     }
 
     async fn write(&mut self, tasks: Vec<HttpTask>) -> pingora::Result<()> {
@@ -572,7 +644,8 @@ impl Guard {
     fn caller_leaves(&self) -> bool {
         let mut state = self.gate.lock();
         state.caller_left = state.caller_left.or_else(|| Some(clock::now()));
-        state.attempt.as_ref().is_some_and(|a| a.answer.is_committed() && a.answer.awaits_usage())
+        state.runs_on
+            || state.attempt.as_ref().is_some_and(|a| a.answer.is_committed() && a.answer.awaits_usage())
     }
 
     fn note_commit(&self) {
@@ -601,6 +674,8 @@ impl Guard {
             stream: attempt.stream,
             whole: whole_bytes.filter(|_| !attempt.stream).map(|bytes| (bytes, cost)),
             version,
+            standing: state.standing,
+            clamped: attempt.clamped,
         })
     }
 

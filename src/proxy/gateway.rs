@@ -14,8 +14,10 @@ use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 
 use super::bodies::Bodies;
 use super::ctx::{Ctx, Stage};
+use super::keyed::KeyedCalls;
 use super::request::Asked;
 use super::{gate, headers, reply};
+use crate::books::Books;
 use crate::config::checked::Bounds;
 use crate::drain::Drain;
 use crate::ops::Metrics;
@@ -31,6 +33,8 @@ pub struct Gateway {
     pub bodies: Arc<Bodies>,
     pub metrics: Arc<Metrics>,
     pub drain: Arc<Drain>,
+    pub books: Arc<Books>,
+    pub keyed: Arc<KeyedCalls>,
 }
 
 #[async_trait]
@@ -63,7 +67,7 @@ impl ProxyHttp for Gateway {
                 ctx.stage = Stage::Admitted(call);
                 Ok(false)
             }
-            Ok(Asked::Json(body)) => reply::json(session, ctx, &body).await.map(|()| true),
+            Ok(Asked::Json(body)) => reply::json(session, ctx, body).await.map(|()| true),
             Err(rejection) => reply::reject(session, ctx, &rejection).await.map(|()| true),
         }
     }
@@ -158,7 +162,7 @@ impl Gateway {
     async fn conclude(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> u16 {
         if let Some(gate) = ctx.gate() {
             gate::unwrap(session, &gate);
-            if gate.caller_has_left() {
+            if gate.caller_has_left() && !gate.runs_on() {
                 return 0;
             }
             if gate.is_committed() {

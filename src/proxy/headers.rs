@@ -5,6 +5,7 @@
 //! limits and request ids speak of us, not of the caller.
 
 use filters::dialect::Dialect;
+use filters::limit::Standing;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
     TRANSFER_ENCODING, USER_AGENT,
@@ -52,6 +53,10 @@ pub(super) struct Answered<'a> {
     /// The body's length and the call's cost, where the whole answer is in hand.
     pub(super) whole: Option<(usize, i64)>,
     pub(super) version: Version,
+    /// How requests and tokens per minute stand, where they are limited.
+    pub(super) standing: (Option<Standing>, Option<Standing>),
+    /// The output bound of one choice, where it was lowered.
+    pub(super) clamped: Option<u64>,
 }
 
 /// The head of an answer.
@@ -67,6 +72,11 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
     head.insert_header("x-request-id", answered.request_id)?;
     head.insert_header("x-tollgate-upstream", answered.upstream)?;
     head.insert_header("x-tollgate-attempts", answered.attempts.to_string())?;
+    if let Some(tokens) = answered.clamped {
+        head.insert_header("x-tollgate-clamped-output", tokens.to_string())?;
+    }
+    standing(&mut head, "requests", answered.standing.0)?;
+    standing(&mut head, "tokens", answered.standing.1)?;
     match answered.whole {
         Some((bytes, cost_nano)) => {
             head.insert_header(CONTENT_LENGTH, bytes.to_string())?;
@@ -77,6 +87,14 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
         None => {}
     }
     Ok(Box::new(head))
+}
+
+/// `x-ratelimit-…`, in `OpenAI`'s names and spelling.
+fn standing(head: &mut ResponseHeader, of: &str, standing: Option<Standing>) -> pingora::Result<()> {
+    let Some(Standing { limit, remaining, reset_seconds }) = standing else { return Ok(()) };
+    head.insert_header(format!("x-ratelimit-limit-{of}"), limit.to_string())?;
+    head.insert_header(format!("x-ratelimit-remaining-{of}"), remaining.to_string())?;
+    head.insert_header(format!("x-ratelimit-reset-{of}"), format!("{reset_seconds}s"))
 }
 
 /// The caller's own request id, if it is sane.

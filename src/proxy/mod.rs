@@ -5,12 +5,15 @@
 //! between Pingora and the caller's session, `finish` settles and records, `reply` is the one door
 //! through which an error becomes HTTP.
 
+mod admit;
 mod bodies;
 mod ctx;
 mod finish;
 mod gate;
 mod gateway;
 mod headers;
+mod keyed;
+mod own;
 mod peer;
 mod reply;
 mod request;
@@ -19,3 +22,4 @@ mod surface;
 pub use bodies::Bodies;
 pub use ctx::Ctx;
 pub use gateway::Gateway;
+pub use keyed::KeyedCalls;

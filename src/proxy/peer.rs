@@ -71,7 +71,7 @@ impl Gateway {
 
     fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
         let call = ctx.call()?;
-        if call.gate.is_committed() || call.gate.caller_has_left() {
+        if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
             return Ok(false);
         }
         let known = call.gate.take_failure();
@@ -151,9 +151,11 @@ fn attempt(
     let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
     let bill = Bill {
-        price: call.model.price,
+        model: Arc::clone(&call.model),
+        tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
+        abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
@@ -178,6 +180,7 @@ fn attempt(
         bill,
         request_id: request_id.to_owned(),
         stream: call.facts.stream,
+        clamped: call.bound.lowered,
     })
 }
 

@@ -52,12 +52,7 @@ pub(super) async fn reject(
 }
 
 /// Answers with JSON of our own.
-pub(super) async fn json(
-    session: &mut Session,
-    ctx: &mut Ctx,
-    body: &serde_json::Value,
-) -> pingora::Result<()> {
-    let body = bytes::Bytes::from(body.to_string());
+pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Bytes) -> pingora::Result<()> {
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;

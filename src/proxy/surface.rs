@@ -13,6 +13,10 @@ pub(super) enum Surface {
     Models,
     /// `GET /v1/models/{id}`.
     Model(String),
+    /// `GET /v1/credits`.
+    Credits,
+    /// `GET /v1/generation?id=`.
+    Generation,
 }
 
 impl Surface {
@@ -24,6 +28,8 @@ impl Surface {
         let (surface, allowed) = match path {
             "/v1/chat/completions" => (Self::ChatCompletions, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
+            "/v1/credits" => (Self::Credits, Method::GET),
+            "/v1/generation" => (Self::Generation, Method::GET),
             _ => match path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()) {
                 Some(id) => (Self::Model(id.to_owned()), Method::GET),
                 None => {
@@ -45,13 +51,16 @@ impl Surface {
         match self {
             Self::ChatCompletions => "chat",
             Self::Models | Self::Model(_) => "models",
+            Self::Credits | Self::Generation => "account",
         }
     }
 
     /// The dialect that the caller speaks here.
     pub(super) const fn dialect(&self) -> Dialect {
         match self {
-            Self::ChatCompletions | Self::Models | Self::Model(_) => Dialect::OpenAi,
+            Self::ChatCompletions | Self::Models | Self::Model(_) | Self::Credits | Self::Generation => {
+                Dialect::OpenAi
+            }
         }
     }
 }

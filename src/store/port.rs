@@ -8,11 +8,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use filters::ids::{AccountId, HoldId};
+use filters::ids::{AccountId, HoldId, KeyDigest};
+use filters::limit::{Over, Standing};
 use filters::meter::Used;
 use filters::money::{Amount, Settlement};
 
 use crate::journal::OpenHold;
+use crate::pool::keys::Scopes;
 
 /// A store of holds.
 #[async_trait]
@@ -48,6 +50,11 @@ pub struct Admit {
     pub amount: Amount,
     pub request: String,
     pub model: String,
+    pub key: KeyDigest,
+    pub price_version: u32,
+    /// Tokens that the call may use, for limits per minute.
+    pub tokens: u64,
+    pub scopes: Arc<Scopes>,
 }
 
 /// What a finished call is charged for.
@@ -60,6 +67,19 @@ pub struct Charge {
     /// The endpoint that answered; empty when none did.
     pub endpoint: String,
     pub attempts: u32,
+    /// The caller left before the answer came.
+    pub abandoned: Option<Abandoned>,
+}
+
+/// A call that was left before its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Abandoned {
+    /// What the provider will want for it.
+    pub provider_cost: Amount,
+    /// What the caller pays once the allowance is used up.
+    pub cost: Amount,
+    /// The key's allowance in an hour; `None`: the default rule.
+    pub allowance: Option<Amount>,
 }
 
 /// Why no hold was placed.
@@ -71,6 +91,14 @@ pub enum Deny {
         /// What is there.
         available: Amount,
     },
+    /// A limit of the key, of its account, or of the account with this model.
+    #[error("over the limit of {scope}: {}", over.kind.word())]
+    Limited {
+        /// Whose.
+        scope: &'static str,
+        /// Which, and until when.
+        over: Over,
+    },
     /// As many holds are open as may be.
     #[error("too many calls are in flight")]
     Overloaded,
@@ -81,6 +109,8 @@ pub enum Deny {
 
 /// An open hold, owned by its request.
 pub struct Ticket {
+    /// How requests and tokens per minute stand, where they are limited.
+    pub standing: (Option<Standing>, Option<Standing>),
     pub(super) hold: Arc<OpenHold>,
     pub(super) on_drop: Option<Arc<dyn Abandon>>,
 }

@@ -20,6 +20,9 @@ pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
     extra: String,
+    key: String,
+    account: String,
+    model: String,
     balance: String,
 }
 
@@ -39,6 +42,9 @@ impl Setup {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             extra: String::new(),
+            key: "default_output_tokens: 1000".to_owned(),
+            account: String::new(),
+            model: String::new(),
             balance: "1.00".to_owned(),
         }
     }
@@ -53,6 +59,24 @@ impl Setup {
     pub fn with(mut self, yaml: &str) -> Self {
         self.extra.push_str(yaml);
         self.extra.push('\n');
+        self
+    }
+
+    /// Settings of the key, as YAML flow.
+    pub fn key(mut self, yaml: &str) -> Self {
+        self.key = format!("default_output_tokens: 1000, {yaml}");
+        self
+    }
+
+    /// Settings of the account, as YAML flow.
+    pub fn account(mut self, yaml: &str) -> Self {
+        self.account = if yaml.is_empty() { String::new() } else { format!(", {yaml}") };
+        self
+    }
+
+    /// Settings of the model, as YAML flow; its price too, if it is to be another one.
+    pub fn model(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.model);
         self
     }
 
@@ -75,16 +99,23 @@ impl Setup {
                 "      - {{ provider: u{index}, model: up-a, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let (extra, balance) = (&self.extra, &self.balance);
+        let Self { extra, balance, key, account, model, .. } = self;
+        let price = "price: { input: \"2.5\", output: \"10\", cache_read: \"1.25\" }";
+        let model = match model.as_str() {
+            "" => price.to_owned(),
+            own if own.contains("price:") => own.to_owned(),
+            more => format!("{price}\n    {more}"),
+        };
         format!(
             "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
              drain: {{ pre: 0s, max: 10s }}\n\
              {extra}\
              providers:\n{providers}\
-             models:\n  gpt-a:\n    price: {{ input: \"2.5\", output: \"10\", cache_read: \"1.25\" }}\n    \
+             models:\n  gpt-a:\n    {model}\n    \
              limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
-             bootstrap:\n  accounts:\n    alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, default_output_tokens: 1000 }} ] }}\n    \
+             bootstrap:\n  accounts:\n    \
+             alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
              beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"
         )
     }
@@ -234,14 +265,22 @@ impl Gateway {
 
     /// What a verb of the command line prints.
     pub fn command(&self, args: &[&str]) -> String {
+        self.try_command(args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// What a verb of the command line prints, or what it says when it fails.
+    pub fn try_command(&self, args: &[&str]) -> Result<String, String> {
         let out = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["--config", "tollgate.yaml"])
             .args(args)
             .current_dir(self.folder())
             .output()
             .expect("the verb");
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).expect("text")
+        if out.status.success() {
+            Ok(String::from_utf8(out.stdout).expect("text"))
+        } else {
+            Err(String::from_utf8_lossy(&out.stderr).into_owned())
+        }
     }
 
     /// Waits until the journal has grown and then stood still for two looks: progress is written.

@@ -50,7 +50,10 @@ const fn kind(reason: Reason) -> &'static str {
         | Reason::InvalidRequest
         | Reason::InvalidKey
         | Reason::ModelNotFound
+        | Reason::GenerationNotFound
         | Reason::UnknownPath
+        | Reason::IdempotencyConflict
+        | Reason::IdempotencyMismatch
         | Reason::MethodNotAllowed
         | Reason::BodyTimeout
         | Reason::BodyTooLarge

@@ -9,6 +9,7 @@ use super::super::{Manners, OutputField};
 use crate::facts::{Facts, Input, Spans};
 use crate::hold::Bound;
 use crate::json::{self, Edit, Malformed, Member};
+use crate::money::Tier;
 use crate::verdict::{Reason, Rejection};
 
 /// The most choices of one call. `OpenAI` allows 128.
@@ -19,7 +20,8 @@ const OUTPUT_TOKENS_MAX: u64 = 10_000_000;
 const MODEL_BYTES_MAX: usize = 256;
 
 /// Fields that we act on: a second one of them could mean something else to the upstream.
-const ACTED_ON: [&str; 8] = [
+const ACTED_ON: [&str; 9] = [
+    "service_tier",
     "model",
     "stream",
     "stream_options",
@@ -53,8 +55,13 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
         wants_usage,
         output_limit: request.output_limit()?,
         choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
+        tier: request.tier()?,
         input,
-        spans: Spans { model: model_span, stream_options: stream_options.map(|(span, _)| span) },
+        spans: Spans {
+            model: model_span,
+            stream_options: stream_options.map(|(span, _)| span),
+            output_limits: request.spans(&["max_tokens", "max_completion_tokens"]),
+        },
     })
 }
 
@@ -78,6 +85,11 @@ pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Ve
                 edits.push(Edit { span: span.clone(), with: with_usage(options) });
             }
         }
+    }
+    if let Some(limit) = bound.clamped {
+        let over =
+            |span: &std::ops::Range<usize>| Edit { span: span.clone(), with: limit.to_string().into_bytes() };
+        edits.extend(facts.spans.output_limits.iter().map(over));
     }
     if let Some(limit) = bound.write_output {
         let field = match manners.output_field {
@@ -162,6 +174,22 @@ impl<'a> Fields<'a> {
         let old = self.whole_number("max_tokens", 1, OUTPUT_TOKENS_MAX)?;
         let new = self.whole_number("max_completion_tokens", 1, OUTPUT_TOKENS_MAX)?;
         Ok(old.max(new))
+    }
+
+    /// `auto` and what nobody knows count as the standard tier: the answer says which one served.
+    fn tier(&self) -> Result<Tier, Rejection> {
+        match self.value("service_tier") {
+            Some("\"priority\"") => Ok(Tier::Priority),
+            Some("\"flex\"") => Ok(Tier::Flex),
+            Some(text) if !text.starts_with('"') => Err(invalid("service_tier", "must be a string")),
+            _ => Ok(Tier::Standard),
+        }
+    }
+
+    /// Where the values of these fields lie, of those that are there.
+    fn spans(&self, keys: &[&str]) -> Vec<std::ops::Range<usize>> {
+        let found = keys.iter().filter(|key| self.value(key).is_some());
+        found.filter_map(|key| self.member(key).map(|m| m.value.clone())).collect()
     }
 
     fn stream_options(&self) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
@@ -307,7 +335,7 @@ mod tests {
     fn sent(text: &str, manners: &Manners) -> String {
         let facts = read_text(text).unwrap();
         let write_output = facts.output_limit.is_none().then_some(100);
-        let bound = Bound { input: 0, output: 0, write_output };
+        let bound = Bound { input: 0, output: 0, write_output, clamped: None, lowered: None };
         let mut edits = edits(text.as_bytes(), &facts, &bound, manners);
         let out = json::apply(text.as_bytes(), &mut edits);
         json::check(&out).unwrap();
