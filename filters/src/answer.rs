@@ -165,6 +165,12 @@ impl Answer {
         self.committed
     }
 
+    /// Its status was an error: only the body that explains it is still to come.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self.phase, Phase::Refused { .. })
+    }
+
     /// How it ended, once committed.
     #[must_use]
     pub fn ended(&self) -> &Ended {

@@ -33,6 +33,7 @@ pub mod json;
 pub mod limit;
 pub mod meter;
 pub mod money;
+pub mod purse;
 pub mod route;
 pub mod stream;
 pub mod upstream;

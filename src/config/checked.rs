@@ -18,6 +18,8 @@ use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// The longest name of an account, a provider or a model, in bytes.
 const NAME_BYTES_MAX: usize = 200;
+/// The longest time that any limit may have.
+const SPAN_MAX: Duration = Duration::from_secs(7 * 86_400);
 /// The shortest key that is accepted, in bytes. Ours have 46.
 const KEY_BYTES_MIN: usize = 8;
 
@@ -176,6 +178,9 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
         max: drain.max.map_or(Duration::from_secs(600), |s| s.0),
     };
+    if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
+        check.fault("drain", "times must be at most 7 days");
+    }
     let providers = check.providers(providers.0, timers);
     let catalogue = check.catalogue(models.0, &providers);
     let accounts = check.accounts(bootstrap, &catalogue);
@@ -256,8 +261,8 @@ impl Check {
     }
 
     fn positive(&mut self, path: String, value: Duration) {
-        if value.is_zero() {
-            self.fault(path, "must be more than 0");
+        if value.is_zero() || value > SPAN_MAX {
+            self.fault(path, "must be more than 0 and at most 7 days");
         }
     }
 
@@ -354,8 +359,22 @@ impl Check {
                 _ => return None,
             };
             let host = uri.host()?.trim_matches(['[', ']']).to_owned();
-            let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-            let plain = uri.query().is_none() && !uri.authority()?.as_str().contains('@') && !host.is_empty();
+            // An authority may have a port that is none.
+            let port = match (uri.port_u16(), uri.authority()?.port()) {
+                (Some(port), _) => port,
+                (None, None) if !uri.authority()?.as_str().ends_with(':') => {
+                    if tls {
+                        443
+                    } else {
+                        80
+                    }
+                }
+                (None, _) => return None,
+            };
+            let plain = uri.query().is_none()
+                && !text.contains('#')
+                && !uri.authority()?.as_str().contains('@')
+                && !host.is_empty();
             plain.then(|| BaseUrl { tls, host, port, path: uri.path().trim_end_matches('/').to_owned() })
         });
         if parsed.is_none() {
@@ -394,6 +413,7 @@ impl Check {
                     continue;
                 };
                 let native_model = raw.model.unwrap_or_else(|| name.clone());
+                self.name(&join(&path, "model"), &native_model);
                 let manners = Manners {
                     native_model: native_model.clone(),
                     stream_usage: *stream_usage,
@@ -508,7 +528,11 @@ impl Check {
         let output = rate("output", &raw.output);
         let per_request_pico = match raw.per_request.as_ref().map(|text| parse_decimal(&text.0, 12)) {
             None => 0,
-            Some(Ok(pico)) => u64::try_from(pico).unwrap_or(u64::MAX),
+            Some(Ok(pico)) if pico <= 1_000_000_000_000_000 => u64::try_from(pico).unwrap_or(u64::MAX),
+            Some(Ok(_)) => {
+                self.fault(join(path, "per_request"), "must be at most 1000 USD");
+                0
+            }
             Some(Err(e)) => {
                 self.fault(join(path, "per_request"), format!("{e}: USD, such as \"0.001\""));
                 0

@@ -27,6 +27,8 @@ pub enum Record {
     },
     /// A hold ended.
     Settled(Settled),
+    /// Nothing happened: written to see whether the disk takes records again.
+    Probe,
 }
 
 /// Money set aside for one call.
@@ -162,7 +164,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Record, usize), BadFrame> {
     };
     let (length, crc) = (word(0).ok_or(BadFrame::Torn)?, word(4).ok_or(BadFrame::Torn)?);
     let length = usize::try_from(length).map_err(|_| BadFrame::Damaged)?;
-    if length > PAYLOAD_BYTES_MAX {
+    // No record is empty: zeros are what a file system leaves behind a crash.
+    if length == 0 || length > PAYLOAD_BYTES_MAX {
         return Err(BadFrame::Damaged);
     }
     let end = HEADER_BYTES + length;

@@ -83,6 +83,7 @@ impl Dead {
                     Record::Settled(end) => {
                         settled.entry(end.id).or_insert(end);
                     }
+                    Record::Probe => {}
                 }
             }
         }

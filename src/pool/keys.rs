@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use filters::ids::{AccountId, KeyDigest};
-use filters::limit::Limits;
+use filters::limit::Scopes;
 use filters::money::Amount;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -32,15 +32,6 @@ pub struct Principal {
     pub scopes: Arc<Scopes>,
     /// Milliseconds since 1970; from then on it is no key any more.
     pub expires_ms: Option<i64>,
-}
-
-/// The limits that a call has to fit.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Scopes {
-    pub key: Limits,
-    pub account: Limits,
-    /// By model, for the account.
-    pub models: HashMap<String, Limits>,
 }
 
 impl Principal {

@@ -26,9 +26,9 @@ use bytes::Bytes;
 use filters::answer::{Answer, End, Ended, Forward, Refusal, Step};
 use filters::exhausted::Tried;
 use filters::json::{self, Edit};
-use filters::limit::Standing;
 use filters::meter::Used;
 use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
+use filters::purse::{LeftEarly, Standings};
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::UpstreamError;
@@ -39,14 +39,14 @@ use pingora::protocols::http::custom::CustomMessageWrite;
 use pingora::protocols::http::custom::server::Session as CustomSession;
 use pingora::protocols::http::{HttpTask, ServerSession};
 use pingora::protocols::l4::socket::SocketAddr;
-use pingora::{Error, ErrorType};
+use pingora::{Error, ErrorType, RetryType};
 use pingora_proxy::Session;
 
 use super::bodies::Reserved;
 use super::headers::{self, Answered};
 use crate::clock;
 use crate::config::checked::Model;
-use crate::store::{Abandoned, Charge, Holds, Ticket};
+use crate::store::{Charge, Holds, Ticket};
 
 /// The attempt was refused before the commit; [`Gate::take_failure`] says why.
 pub(super) const REFUSED: ErrorType = ErrorType::new("attempt refused");
@@ -61,6 +61,8 @@ const BROKE_OFF: ErrorType = ErrorType::new("answer broke off");
 const USAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of a body is waited for after its terminal event.
 const TAIL_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a pause in the body of an error status may be.
+const ERROR_BODY_PATIENCE: Duration = Duration::from_millis(500);
 /// A larger body needs its time to be sent; a smaller one is in the kernel at once.
 const SENT_AT_ONCE_BYTES: usize = 64 << 10;
 /// How often to look whether a large body has been sent.
@@ -122,6 +124,8 @@ struct State {
     head_seen: bool,
     retry_after: Option<Duration>,
     last_piece: Instant,
+    /// When the terminal event went out.
+    done_at: Option<Instant>,
     failed: Option<Tried>,
     /// After the commit: what the stream has to be ended for.
     ending: Option<Failure>,
@@ -136,7 +140,7 @@ struct State {
     runs_on: bool,
     /// A whole answer, for a repeat of the call.
     kept: Option<Bytes>,
-    standing: (Option<Standing>, Option<Standing>),
+    standing: Standings,
 }
 
 /// The request's body, for as long as another attempt may need it.
@@ -180,6 +184,7 @@ impl Gate {
             head_seen: false,
             retry_after: None,
             last_piece: clock::now(),
+            done_at: None,
             failed: None,
             ending: None,
             caller_left: None,
@@ -369,8 +374,8 @@ impl State {
         let Some(attempt) = self.attempt.as_ref().filter(|a| a.answer.is_committed()) else {
             // Everything failed before an answer came: nothing is charged. A caller who left while a
             // provider was at work is forgiven up to an allowance.
-            let abandoned = self.caller_left.and_then(|_| self.abandoned());
-            return Charge { attempts: self.attempts, abandoned, ..Charge::default() };
+            let left = self.caller_left.and_then(|_| self.left_early());
+            return Charge { attempts: self.attempts, left, ..Charge::default() };
         };
         let bill = &attempt.bill;
         let used = attempt.answer.used(bill.own_input);
@@ -386,12 +391,12 @@ impl State {
             provider_cost,
             endpoint: bill.endpoint.clone(),
             attempts: bill.attempts,
-            abandoned: None,
+            left: None,
         }
     }
 
     /// What an attempt costs that its caller did not wait for: its prompt, by our own count.
-    fn abandoned(&self) -> Option<Abandoned> {
+    fn left_early(&self) -> Option<LeftEarly> {
         let attempt = self.attempt.as_ref().filter(|_| !matches!(self.sent, Sent::NotYet))?;
         let bill = &attempt.bill;
         let usage = Usage { input: bill.own_input, ..Usage::default() };
@@ -400,7 +405,7 @@ impl State {
             Some(card) => cost(card, &usage).ok()?,
             None => cost_of_prompt,
         };
-        Some(Abandoned { provider_cost, cost: cost_of_prompt, allowance: bill.abandoned_max })
+        Some(LeftEarly { provider_cost, cost: cost_of_prompt, allowance: bill.abandoned_max })
     }
 
     /// A piece of the upstream's response: what does it come to?
@@ -445,8 +450,12 @@ impl State {
         }
         let attempt = self.attempt.as_ref()?;
         let limits = &attempt.limits;
-        if attempt.answer.is_done() {
-            return Some((self.last_piece + TAIL_PATIENCE, Due::Enough));
+        if let Some(done) = self.done_at {
+            return Some((done + TAIL_PATIENCE, Due::Enough));
+        }
+        if attempt.answer.is_refused() {
+            // The status has said it already; its body only explains.
+            return Some((self.last_piece.min(limits.share_until) + ERROR_BODY_PATIENCE, Due::Enough));
         }
         let mut dues = vec![];
         if attempt.answer.is_committed() {
@@ -483,12 +492,18 @@ impl State {
 
     /// A timer ran out.
     fn time_out(&mut self, timer: Timer) {
+        let failure = Failure::Timeout(timer);
         if self.is_committed() {
-            self.ending = Some(Failure::Timeout(timer));
-        } else {
-            let failure = Failure::Timeout(timer);
-            self.failed = Some(Tried { failure, error: UpstreamError::default(), retry_after: None });
+            self.ending = Some(failure);
+            return;
         }
+        // A refused attempt stays refused: its status weighs more than the silence after it.
+        let refusal = match self.attempt.as_mut().map(|a| a.answer.fail(failure.clone())) {
+            Some(Step::Failed(refusal)) => refusal,
+            _ => Refusal { failure, error: UpstreamError::default() },
+        };
+        let Refusal { failure, error } = refusal;
+        self.failed = Some(Tried { failure, error, retry_after: self.retry_after.take() });
     }
 }
 
@@ -593,6 +608,9 @@ impl Guard {
                 self.gate.settle().await;
             }
         }
+        if end == End::Settle {
+            self.gate.lock().done_at = Some(clock::now());
+        }
         let over = matches!(end, End::Over | End::Break);
         if commits && end == End::Over {
             self.keep(&bytes);
@@ -694,6 +712,15 @@ impl CustomSession for Guard {
     async fn response_duplex_vec(&mut self, tasks: Vec<HttpTask>) -> pingora::Result<bool> {
         let mut over = false;
         for task in tasks {
+            let task = match task {
+                // Before any byte of a response: the pooled connection was dead, and the request unseen.
+                HttpTask::Failed(error)
+                    if error.retry == RetryType::ReusedOnly && !self.gate.lock().head_seen =>
+                {
+                    return Err(error);
+                }
+                other => other,
+            };
             let steps = self.gate.lock().take(task);
             for step in steps {
                 match step {

@@ -38,6 +38,10 @@ pub(super) async fn reject(
         let allow = if ctx.surface == "models" { "GET" } else { "POST" };
         head.insert_header(ALLOW, allow)?;
     }
+    if rejection.reason == Reason::InvalidRequest {
+        // Where the framing is broken nobody knows where the next request begins.
+        session.downstream_session.set_keepalive(None);
+    }
     if let Some(gate) = ctx.gate() {
         head.insert_header("x-tollgate-attempts", gate.attempts().to_string())?;
     }

@@ -25,6 +25,9 @@ const KEY_HEADERS: [&str; 3] = ["x-api-key", "x-goog-api-key", "api-key"];
 /// When a caller should come back after we were full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// The largest buffer that an announcement alone makes, in bytes.
+const BODY_START_BYTES_MAX: usize = 1 << 20;
+
 /// What a request turned out to be.
 pub(super) enum Asked {
     /// A call that goes to an upstream.
@@ -94,9 +97,6 @@ impl Gateway {
         if announced.is_some_and(|bytes| bytes > self.bounds.body_bytes_max) {
             return Err(self.too_large());
         }
-        if !reserved.grow_to(announced.unwrap_or(0)) {
-            return Err(full());
-        }
         let read = self.read_pieces(session, announced, &mut reserved);
         match tokio::time::timeout(self.bounds.body_timeout, read).await {
             Ok(body) => body.map(|body| (body, reserved)),
@@ -128,11 +128,16 @@ impl Gateway {
         let Some(first) = downstream.read_request_body().await.map_err(|e| broken(&e))? else {
             return Ok(Bytes::new());
         };
+        // Bytes count when they come: an announcement alone takes no room from others.
+        if !reserved.grow_to(first.len()) {
+            return Err(full());
+        }
         let mut body: Option<BytesMut> = None;
         while let Some(piece) = downstream.read_request_body().await.map_err(|e| broken(&e))? {
             // A body of one piece is not copied.
             let body = body.get_or_insert_with(|| {
-                let mut body = BytesMut::with_capacity(announced.unwrap_or(first.len() * 4));
+                let expected = announced.unwrap_or(first.len() * 4).min(BODY_START_BYTES_MAX);
+                let mut body = BytesMut::with_capacity(expected);
                 body.extend_from_slice(&first);
                 body
             });

@@ -4,4 +4,4 @@ pub mod embedded;
 pub mod port;
 
 pub use embedded::Embedded;
-pub use port::{Abandoned, Admit, Charge, Deny, Holds, Ticket};
+pub use port::{Admit, Charge, Deny, Holds, Ticket};

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use filters::ids::{AccountId, HoldId, KeyDigest};
-use filters::limit::{Over, Standing};
+use filters::limit::{Over, Scopes};
 use filters::meter::Used;
 use filters::money::{Amount, Settlement};
+use filters::purse::{LeftEarly, Standings};
 
 use crate::journal::OpenHold;
-use crate::pool::keys::Scopes;
 
 /// A store of holds.
 #[async_trait]
@@ -68,18 +68,7 @@ pub struct Charge {
     pub endpoint: String,
     pub attempts: u32,
     /// The caller left before the answer came.
-    pub abandoned: Option<Abandoned>,
-}
-
-/// A call that was left before its answer.
-#[derive(Clone, Copy, Debug)]
-pub struct Abandoned {
-    /// What the provider will want for it.
-    pub provider_cost: Amount,
-    /// What the caller pays once the allowance is used up.
-    pub cost: Amount,
-    /// The key's allowance in an hour; `None`: the default rule.
-    pub allowance: Option<Amount>,
+    pub left: Option<LeftEarly>,
 }
 
 /// Why no hold was placed.
@@ -110,7 +99,7 @@ pub enum Deny {
 /// An open hold, owned by its request.
 pub struct Ticket {
     /// How requests and tokens per minute stand, where they are limited.
-    pub standing: (Option<Standing>, Option<Standing>),
+    pub standing: Standings,
     pub(super) hold: Arc<OpenHold>,
     pub(super) on_drop: Option<Arc<dyn Abandon>>,
 }

@@ -14,6 +14,7 @@ pub mod abandoned;
 pub mod budget;
 pub mod window;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::money::Amount;
@@ -31,6 +32,17 @@ pub struct Limits {
     pub concurrency: Option<u64>,
     /// Money per calendar window.
     pub budgets: Vec<Budget>,
+}
+
+/// The limits that a call has to fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scopes {
+    /// Of its key.
+    pub key: Limits,
+    /// Of all keys of its account.
+    pub account: Limits,
+    /// Of all keys of its account, by model.
+    pub models: HashMap<String, Limits>,
 }
 
 /// What one scope has done.
