@@ -45,8 +45,9 @@ pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bou
     } else {
         let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
         let images = facts.input.inline_images.saturating_mul(limits.image);
-        let all =
-            [template, images, TOKENS_PER_REQUEST].into_iter().fold(facts.input.bytes, u64::saturating_add);
+        let all = [template, images, facts.input.template_tokens, TOKENS_PER_REQUEST]
+            .into_iter()
+            .fold(facts.input.bytes, u64::saturating_add);
         all.min(limits.context)
     };
     let ours = default_output.unwrap_or(limits.output).min(limits.output);
@@ -117,6 +118,14 @@ mod tests {
         remote.input.beyond_body = true;
         assert_eq!(bound(&remote, &LIMITS, None).input, 128_000);
         assert_eq!(bound(&facts(9_000_000, None), &LIMITS, None).input, 128_000);
+    }
+
+    #[test]
+    fn what_a_provider_puts_around_tools_is_held_for() {
+        let plain = facts(100, Some(10));
+        let mut tools = plain.clone();
+        tools.input.template_tokens = 1_024;
+        assert_eq!(bound(&tools, &LIMITS, None).input, bound(&plain, &LIMITS, None).input + 1_024);
     }
 
     #[test]

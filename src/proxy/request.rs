@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use filters::attempt::Planner;
+use filters::dialect::Dialect;
 use filters::money::Amount;
 use filters::route::{self, Candidate};
 use filters::upstream::deadline::Deadline;
@@ -17,8 +18,8 @@ use super::bodies::Reserved;
 use super::ctx::{Call, Ctx};
 use super::gate::{Gate, Source};
 use super::gateway::Gateway;
-use super::reply;
-use super::surface::Surface;
+use super::surface::{self, Surface};
+use super::{headers, listing, reply};
 use crate::config::checked::Model;
 use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
@@ -46,9 +47,12 @@ impl Gateway {
         let principal = authenticate(session, &snapshot)?;
         ctx.principal = Some(Arc::clone(&principal));
         match surface {
-            Surface::Models => Ok(Asked::Json(models(&snapshot, &principal))),
-            Surface::Model(id) => model_card(&snapshot, &principal, &id).map(Asked::Json),
-            Surface::ChatCompletions => {
+            Surface::Models => Ok(Asked::Json(listing::all(&snapshot, &principal, ctx.dialect))),
+            Surface::Model(id) => {
+                let model = find_model(&snapshot, &principal, ctx.dialect, &id)?;
+                Ok(Asked::Json(listing::one(ctx.dialect, &model.name)))
+            }
+            Surface::ChatCompletions | Surface::Messages => {
                 let (body, reserved) = self.read_body(session).await?;
                 let call = self.admit(ctx, snapshot, &principal, body, reserved).await?;
                 Ok(Asked::Call(Box::new(call)))
@@ -59,6 +63,7 @@ impl Gateway {
     /// Room 0: do we serve this?
     fn door(&self, session: &Session, ctx: &mut Ctx) -> Result<Surface, Rejection> {
         let head = session.req_header();
+        ctx.dialect = surface::dialect(head.uri.path(), headers::is_versioned(head));
         let bytes: usize =
             head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
@@ -67,7 +72,6 @@ impl Gateway {
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();
-        ctx.dialect = surface.dialect();
         Ok(surface)
     }
 
@@ -152,11 +156,11 @@ impl Gateway {
         reserved: Reserved,
     ) -> Result<Call, Rejection> {
         let facts = ctx.dialect.read(&body)?;
-        let model = find_model(&snapshot, principal, &facts.model)?;
+        let model = find_model(&snapshot, principal, ctx.dialect, &facts.model)?;
         let bound = hold::bound(&facts, &model.limits, principal.default_output_tokens);
         let own_input =
             meter::own_input(facts.input.text_bytes, facts.input.messages, facts.input.inline_images);
-        let planner = plan(&snapshot, &model);
+        let planner = plan(&snapshot, &model, ctx.dialect);
         let ticket = self.hold(ctx, principal, &model, &bound).await?;
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body, reserved));
         Ok(Call {
@@ -192,15 +196,16 @@ impl Gateway {
             request: ctx.request_id.clone(),
             model: model.name.clone(),
         };
-        self.holds.admit(admit).await.map_err(|deny| self.denied(deny, amount))
+        self.holds.admit(admit).await.map_err(|deny| self.denied(deny, amount, ctx.dialect))
     }
 
-    fn denied(&self, deny: Deny, needed: Amount) -> Rejection {
+    fn denied(&self, deny: Deny, needed: Amount, dialect: Dialect) -> Rejection {
         let (reason, word, message) = match deny {
             Deny::Funds { available } => {
                 let message = format!(
                     "The balance cannot carry this call: it may cost up to {needed}, {available} is available. \
-                     Top up, or ask for fewer output tokens (`max_completion_tokens`)."
+                     Top up, or ask for fewer output tokens (`{}`).",
+                    dialect.output_field()
                 );
                 (Reason::InsufficientBalance, "funds", message)
             }
@@ -231,14 +236,15 @@ fn authenticate(session: &Session, snapshot: &Snapshot) -> Result<Arc<Principal>
     auth::judge(presented.into_iter().filter_map(|key| snapshot.keys.find(key)))
 }
 
-/// Room 3: the model's endpoints, in the order in which they are tried.
-fn plan(snapshot: &Snapshot, model: &Model) -> Planner {
+/// Room 3: the model's endpoints that speak the caller's dialect, in the order in which they are tried.
+fn plan(snapshot: &Snapshot, model: &Model, dialect: Dialect) -> Planner {
     let now = clock::now();
     let mut candidates: Vec<Candidate> = model
         .routes
         .iter()
         .filter_map(|id| {
             let (endpoint, live) = snapshot.catalogue.endpoints.get(id.0).zip(snapshot.live.get(id.0))?;
+            (endpoint.provider.dialect == dialect).then_some(())?;
             Some(Candidate { endpoint: *id, weight: f64::from(endpoint.weight) * live.factor(now) })
         })
         .collect();
@@ -247,32 +253,27 @@ fn plan(snapshot: &Snapshot, model: &Model) -> Planner {
     Planner::new(order, snapshot.routing.attempts_max, Deadline::new(now, snapshot.routing.deadline))
 }
 
-fn find_model(snapshot: &Snapshot, principal: &Principal, name: &str) -> Result<Arc<Model>, Rejection> {
+fn find_model(
+    snapshot: &Snapshot,
+    principal: &Principal,
+    dialect: Dialect,
+    name: &str,
+) -> Result<Arc<Model>, Rejection> {
+    let missing = |message| Rejection::new(Reason::ModelNotFound, message).param("model");
     let model = snapshot.catalogue.models.get(name).ok_or_else(|| {
-        let message = "There is no such model. `GET /v1/models` lists those that there are.";
-        Rejection::new(Reason::ModelNotFound, message).param("model")
+        missing("There is no such model. `GET /v1/models` lists those that there are.".to_owned())
     })?;
-    if principal.may_use(name) {
-        return Ok(Arc::clone(model));
+    if !principal.may_use(name) {
+        let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
+        return Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"));
     }
-    let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
-    Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"))
-}
-
-fn models(snapshot: &Snapshot, principal: &Principal) -> serde_json::Value {
-    let mut names: Vec<&String> =
-        snapshot.catalogue.models.keys().filter(|name| principal.may_use(name)).collect();
-    names.sort();
-    let data: Vec<_> = names.into_iter().map(|name| card(name)).collect();
-    serde_json::json!({ "object": "list", "data": data })
-}
-
-fn model_card(snapshot: &Snapshot, principal: &Principal, id: &str) -> Result<serde_json::Value, Rejection> {
-    find_model(snapshot, principal, id).map(|model| card(&model.name))
-}
-
-fn card(name: &str) -> serde_json::Value {
-    serde_json::json!({ "id": name, "object": "model", "created": 0, "owned_by": "tollgate" })
+    if !snapshot.catalogue.speaks(model, dialect) {
+        let here = surface::path_of(dialect);
+        let message =
+            format!("That model is not served at `POST {here}`: none of its upstreams speaks that dialect.");
+        return Err(missing(message));
+    }
+    Ok(Arc::clone(model))
 }
 
 fn full() -> Rejection {

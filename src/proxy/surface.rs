@@ -1,4 +1,4 @@
-//! The door: which of our paths is this?
+//! The door: which of our paths is this, and what language does its caller speak?
 
 use filters::dialect::Dialect;
 use filters::verdict::{Reason, Rejection};
@@ -9,6 +9,8 @@ use http::Method;
 pub(super) enum Surface {
     /// `POST /v1/chat/completions`.
     ChatCompletions,
+    /// `POST /v1/messages`.
+    Messages,
     /// `GET /v1/models`.
     Models,
     /// `GET /v1/models/{id}`.
@@ -23,6 +25,7 @@ impl Surface {
     pub(super) fn find(method: &Method, path: &str) -> Result<Self, Rejection> {
         let (surface, allowed) = match path {
             "/v1/chat/completions" => (Self::ChatCompletions, Method::POST),
+            "/v1/messages" => (Self::Messages, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
             _ => match path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()) {
                 Some(id) => (Self::Model(id.to_owned()), Method::GET),
@@ -44,15 +47,27 @@ impl Surface {
     pub(super) const fn word(&self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat",
+            Self::Messages => "messages",
             Self::Models | Self::Model(_) => "models",
         }
     }
+}
 
-    /// The dialect that the caller speaks here.
-    pub(super) const fn dialect(&self) -> Dialect {
-        match self {
-            Self::ChatCompletions | Self::Models | Self::Model(_) => Dialect::OpenAi,
-        }
+/// The dialect that a caller of `path` speaks, also where there is no such path: an error has to be
+/// understood. Paths that both dialects have are told apart by `versioned`: whether the caller sends
+/// `anthropic-version`, as every client of that API must.
+pub(super) fn dialect(path: &str, versioned: bool) -> Dialect {
+    let is = |surface: &str| {
+        path.strip_prefix(surface).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if is("/v1/messages") || (versioned && !is("/v1/chat")) { Dialect::Anthropic } else { Dialect::OpenAi }
+}
+
+/// Where a dialect asks for answers.
+pub(super) const fn path_of(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenAi => "/v1/chat/completions",
+        Dialect::Anthropic => "/v1/messages",
     }
 }
 
@@ -65,9 +80,25 @@ mod tests {
         let find = |method: Method, path| Surface::find(&method, path).map_err(|r| r.status());
         assert_eq!(find(Method::POST, "/v1/chat/completions"), Ok(Surface::ChatCompletions));
         assert_eq!(find(Method::GET, "/v1/chat/completions"), Err(405));
+        assert_eq!(find(Method::POST, "/v1/messages"), Ok(Surface::Messages));
         assert_eq!(find(Method::GET, "/v1/models/a/b"), Ok(Surface::Model("a/b".into())));
         for path in ["/", "/v1/chat/completions/", "/v1//models", "/v1/models/", "/metrics", "*"] {
             assert_eq!(find(Method::GET, path), Err(404), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_caller_is_answered_in_its_own_dialect_even_where_nothing_is_served() {
+        for (path, versioned, expected) in [
+            ("/v1/messages", false, Dialect::Anthropic),
+            ("/v1/messages/batches", false, Dialect::Anthropic),
+            ("/v1/messages2", false, Dialect::OpenAi),
+            ("/v1/models", true, Dialect::Anthropic),
+            ("/v1/models", false, Dialect::OpenAi),
+            ("/v1/chat/completions", true, Dialect::OpenAi),
+            ("/nothing", true, Dialect::Anthropic),
+        ] {
+            assert_eq!(dialect(path, versioned), expected, "{path}");
         }
     }
 }

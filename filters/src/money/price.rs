@@ -36,6 +36,19 @@ impl Rate {
     }
 }
 
+/// The service tier that an answer was served by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// What one gets without asking.
+    Standard,
+    /// Faster, dearer.
+    Priority,
+    /// Slower, cheaper.
+    Flex,
+    /// Some time later, cheaper.
+    Batch,
+}
+
 /// The prices of one model (or our cost of it at one provider), all tokens of a request alike.
 ///
 /// Token kinds that a card does not name are charged as plain input or output, never as nothing.
