@@ -63,7 +63,8 @@ impl Gateway {
     /// Room 0: do we serve this?
     fn door(&self, session: &Session, ctx: &mut Ctx) -> Result<Surface, Rejection> {
         let head = session.req_header();
-        ctx.dialect = surface::dialect(head.uri.path(), headers::is_versioned(head));
+        let versioned = headers::is_versioned(head);
+        ctx.dialect = surface::dialect_of_errors(head.uri.path(), versioned);
         let bytes: usize =
             head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
@@ -72,6 +73,7 @@ impl Gateway {
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();
+        ctx.dialect = surface.dialect(versioned);
         Ok(surface)
     }
 

@@ -51,12 +51,20 @@ impl Surface {
             Self::Models | Self::Model(_) => "models",
         }
     }
+
+    /// The dialect that the caller speaks here. A path that both dialects have is told apart by
+    /// `versioned`: the caller sends `anthropic-version`, as every client of that API must.
+    pub(super) const fn dialect(&self, versioned: bool) -> Dialect {
+        match self {
+            Self::Messages => Dialect::Anthropic,
+            Self::Models | Self::Model(_) if versioned => Dialect::Anthropic,
+            Self::ChatCompletions | Self::Models | Self::Model(_) => Dialect::OpenAi,
+        }
+    }
 }
 
-/// The dialect that a caller of `path` speaks, also where there is no such path: an error has to be
-/// understood. Paths that both dialects have are told apart by `versioned`: whether the caller sends
-/// `anthropic-version`, as every client of that API must.
-pub(super) fn dialect(path: &str, versioned: bool) -> Dialect {
+/// The dialect in which an error about `path` is told, before it is known what is served there.
+pub(super) fn dialect_of_errors(path: &str, versioned: bool) -> Dialect {
     let is = |surface: &str| {
         path.strip_prefix(surface).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -88,6 +96,14 @@ mod tests {
     }
 
     #[test]
+    fn a_version_decides_only_where_both_dialects_are_served() {
+        let speaks = |surface: Surface| [true, false].map(|versioned| surface.dialect(versioned));
+        assert_eq!(speaks(Surface::ChatCompletions), [Dialect::OpenAi; 2]);
+        assert_eq!(speaks(Surface::Messages), [Dialect::Anthropic; 2]);
+        assert_eq!(speaks(Surface::Models), [Dialect::Anthropic, Dialect::OpenAi]);
+    }
+
+    #[test]
     fn a_caller_is_answered_in_its_own_dialect_even_where_nothing_is_served() {
         for (path, versioned, expected) in [
             ("/v1/messages", false, Dialect::Anthropic),
@@ -98,7 +114,7 @@ mod tests {
             ("/v1/chat/completions", true, Dialect::OpenAi),
             ("/nothing", true, Dialect::Anthropic),
         ] {
-            assert_eq!(dialect(path, versioned), expected, "{path}");
+            assert_eq!(dialect_of_errors(path, versioned), expected, "{path}");
         }
     }
 }
