@@ -89,8 +89,8 @@ impl ShutdownSignalWatch for Watch {
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
         }
-        tracing::info!(pre = ?self.pre, max = ?self.max, "leaving: not ready any more");
         self.drain.unready.store(true, Ordering::Release);
+        tracing::info!(pre = ?self.pre, max = ?self.max, "leaving: not ready any more");
         let leave = async {
             tokio::time::sleep(self.pre).await;
             self.drain.closing.store(true, Ordering::Release);

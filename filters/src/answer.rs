@@ -339,12 +339,16 @@ impl Answer {
                 Ok(End::Open)
             }
             Kind::Opener => {
-                if let (Phase::Stream { held, .. }, true) = (&mut self.phase, event.data.is_some()) {
+                if let Phase::Stream { held, .. } = &mut self.phase {
                     held.extend_from_slice(&seen(event, edits));
                 }
                 Ok(End::Open)
             }
-            Kind::UsageOnly => Ok(End::Open),
+            Kind::Ping if self.committed => {
+                out.extend_from_slice(&event.raw);
+                Ok(End::Open)
+            }
+            Kind::Ping | Kind::UsageOnly => Ok(End::Open),
             Kind::Done if self.committed => {
                 self.done();
                 out.extend_from_slice(&Event::terminated(&event.raw));
@@ -352,7 +356,7 @@ impl Answer {
             }
             Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
             Kind::Error(error) if self.committed => {
-                let ending = self.ending(&failure_of(&error));
+                let ending = self.ending(&failure_of(&error), Some(&error));
                 out.extend_from_slice(&ending);
                 Ok(End::Over)
             }
@@ -370,6 +374,7 @@ impl Answer {
         if let Some(report) = piece.usage {
             self.meter.report(report);
         }
+        self.meter.tier(piece.tier);
         self.finished |= piece.finishes;
     }
 
@@ -387,7 +392,7 @@ impl Answer {
         }
     }
 
-    /// A clean end of the body. Without `[DONE]` a finish is enough; without either it was cut.
+    /// A clean end of the body. Without the terminal event a finish is enough; without either it was cut.
     fn stream_end(&mut self) -> Step {
         if self.settled {
             self.ended = Ended::Properly;
@@ -415,7 +420,7 @@ impl Answer {
             self.settled = true;
             self.ended = Ended::Properly;
         } else {
-            out.extend_from_slice(&self.ending(&Failure::Broken));
+            out.extend_from_slice(&self.ending(&Failure::Broken, None));
         }
         self.forward(out.freeze(), End::Over)
     }
@@ -469,7 +474,7 @@ impl Answer {
             Kind::Error(error) if !self.committed => {
                 Step::Failed(Refusal { failure: failure_of(&error), error })
             }
-            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::UsageOnly | Kind::Done => {
+            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::Ping | Kind::UsageOnly | Kind::Done => {
                 if self.committed {
                     self.break_off(Failure::Broken)
                 } else {
@@ -484,12 +489,13 @@ impl Answer {
             self.ended = Ended::Broken(failure);
             return self.forward(Bytes::new(), End::Break);
         }
-        let bytes = self.ending(&failure);
+        let bytes = self.ending(&failure, None);
         self.forward(bytes, End::Over)
     }
 
-    /// The error event that ends a committed stream.
-    fn ending(&mut self, failure: &Failure) -> Bytes {
+    /// The error event that ends a committed stream. Of the upstream's own error its type may be
+    /// seen, never its words.
+    fn ending(&mut self, failure: &Failure, error: Option<&UpstreamError>) -> Bytes {
         self.ended = Ended::Broken(failure.clone());
         let (reason, message) = if let Failure::Timeout(timer) = failure {
             let message = format!("The answer stopped: its `{}` limit ran out.", timer.word());
@@ -497,7 +503,11 @@ impl Answer {
         } else {
             (Reason::UpstreamFailed, "The answer broke off at the upstream.".to_owned())
         };
-        self.dialect.error_event(&Rejection::new(reason, message))
+        let mut rejection = Rejection::new(reason, message);
+        rejection.upstream = error.map(|UpstreamError { status, kind, .. }| {
+            Box::new(UpstreamError { status: *status, kind: kind.clone(), ..UpstreamError::default() })
+        });
+        self.dialect.error_event(&rejection, &self.shape.request_id)
     }
 
     /// The only way out for bytes; the first of them take the head along.
@@ -580,7 +590,7 @@ mod tests {
     const BUSY: &str = r#"data: {"error":{"message":"upstream busy","code":429}}"#;
 
     fn answer(stream: bool, wants_usage: bool) -> Answer {
-        let shape = Shape { stream, wants_usage, public_model: "gpt-a".into() };
+        let shape = Shape { stream, wants_usage, public_model: "gpt-a".into(), request_id: "req-1".into() };
         Answer::new(Dialect::OpenAi, shape, Rules::default())
     }
 
@@ -770,6 +780,78 @@ mod tests {
         assert!(matches!(before.fail(Failure::Timeout(Timer::FirstByte)), Step::Failed(_)));
     }
 
+    const START: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"model\":\"claude-a\",\"usage\":{\"input_tokens\":20,\"cache_read_input_tokens\":1000,\"cache_creation_input_tokens\":0,\"output_tokens\":1}}}";
+    const BLOCK: &str = "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}";
+    const PING: &str = "event: ping\ndata: {\"type\":\"ping\"}";
+    const WORD: &str = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello there\"}}";
+    const FINISH: &str = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"input_tokens\":20,\"cache_read_input_tokens\":1000,\"output_tokens\":16}}";
+    const LAST: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}";
+    const FULL: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"secret words\"}}";
+
+    fn message() -> Answer {
+        let shape = Shape {
+            stream: true,
+            wants_usage: true,
+            public_model: "claude-a".into(),
+            request_id: "req-1".into(),
+        };
+        Answer::new(Dialect::Anthropic, shape, Rules::default())
+    }
+
+    #[test]
+    fn pings_are_dropped_while_openers_wait_and_pass_after_the_commit() {
+        let stream = events(&[START, PING, BLOCK, PING, WORD, PING, FINISH, LAST]);
+        let mut answer = message();
+        let (out, refusal, ends) = play(&mut answer, &[stream.as_bytes()]);
+        assert_eq!(text(&out), events(&[START, BLOCK, WORD, PING, FINISH, LAST]));
+        assert_eq!((refusal, ends), (None, vec![End::Settle, End::Over]));
+        let used = answer.used(99);
+        assert_eq!((used.usage.prompt(), used.usage.cache_read, used.usage.output), (1_020, 1_000, 16));
+        assert!(!used.estimated);
+    }
+
+    #[test]
+    fn an_overload_before_content_fails_over_without_a_trace_of_its_openers() {
+        for stream in [events(&[": warm", FULL]), events(&[START, PING, BLOCK, FULL])] {
+            let (out, refusal, _) = play(&mut message(), &[stream.as_bytes()]);
+            assert!(out.is_empty());
+            assert_eq!(refusal.unwrap().failure, Failure::Status(529));
+        }
+    }
+
+    #[test]
+    fn an_overload_after_content_ends_the_message_in_its_own_shape() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD, FULL, LAST]).as_bytes()]);
+        let out = text(&out);
+        let error = out.split("event: error\ndata: ").nth(1).unwrap();
+        let error: serde_json::Value = serde_json::from_str(error.trim()).unwrap();
+        assert_eq!((&error["type"], &error["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
+        assert_eq!(error["request_id"], "req-1");
+        assert!(!out.contains("message_stop") && !out.contains("secret words"), "{out}");
+        assert_eq!(answer.ended(), &Ended::Broken(Failure::Status(529)));
+    }
+
+    #[test]
+    fn a_cut_message_is_charged_its_prompt_and_the_larger_of_two_outputs() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD]).as_bytes()]);
+        assert!(text(&out).contains("event: error") && !text(&out).contains("message_stop"));
+        let used = answer.used(99);
+        assert_eq!((used.usage.input, used.usage.cache_read), (20, 1_000), "as it was reported");
+        assert_eq!((used.usage.output, used.estimated), (3, true), "11 bytes are more than one token");
+        assert_eq!(answer.ended(), &Ended::Broken(Failure::Broken));
+    }
+
+    #[test]
+    fn a_message_that_has_finished_needs_no_stop() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD, FINISH]).as_bytes()]);
+        assert!(!text(&out).contains("event: error"));
+        assert_eq!((answer.ended(), answer.used(0).usage.output), (&Ended::Properly, 16));
+        assert!(!answer.awaits_usage());
+    }
+
     proptest! {
         #[test]
         fn any_split_gives_the_same_answer(
@@ -779,6 +861,23 @@ mod tests {
             let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
             let stream = events(&lines);
             let (mut one, mut many) = (answer(true, wants_usage), answer(true, wants_usage));
+            let whole = play(&mut one, &[stream.as_bytes()]);
+            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            let split = play(&mut many, &parts);
+            prop_assert_eq!(text(&split.0), text(&whole.0));
+            prop_assert_eq!(split.1, whole.1);
+            prop_assert_eq!(many.used(3), one.used(3));
+            prop_assert_eq!(many.ended(), one.ended());
+        }
+
+        #[test]
+        fn any_split_gives_the_same_message(
+            picks in prop::collection::vec(0_usize..9, 0..14), size in 1_usize..40,
+        ) {
+            let all = [START, BLOCK, PING, WORD, FINISH, LAST, FULL, ": ping", "data: {\"type\":\"new\"}"];
+            let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
+            let stream = events(&lines);
+            let (mut one, mut many) = (message(), message());
             let whole = play(&mut one, &[stream.as_bytes()]);
             let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
             let split = play(&mut many, &parts);

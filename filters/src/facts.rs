@@ -37,6 +37,8 @@ pub struct Input {
     pub text_bytes: u64,
     /// Messages, for the template around each.
     pub messages: u64,
+    /// Tokens that the provider puts around what the body says (its preamble for tools), at most.
+    pub template_tokens: u64,
     /// Images that came inside the body.
     pub inline_images: u64,
     /// It refers to something that is not in the body (a remote file, stored state, server tools):

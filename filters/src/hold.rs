@@ -49,8 +49,9 @@ pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bou
     } else {
         let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
         let images = facts.input.inline_images.saturating_mul(limits.image);
-        let all =
-            [template, images, TOKENS_PER_REQUEST].into_iter().fold(facts.input.bytes, u64::saturating_add);
+        let all = [template, images, facts.input.template_tokens, TOKENS_PER_REQUEST]
+            .into_iter()
+            .fold(facts.input.bytes, u64::saturating_add);
         all.min(limits.context)
     };
     let ours = default_output.unwrap_or(limits.output).min(limits.output);
@@ -98,7 +99,10 @@ pub fn clamped(bound: &Bound, facts: &Facts, list: &PriceList, money: Amount, le
         held.is_ok_and(|held| held <= money)
     };
     let most = bound.output.checked_div(facts.choices)?;
-    if most < least || !fits(least) {
+    let explicit = facts.output_limit.is_some();
+    // What cannot be written over upstream would not be enforced there.
+    let writable = !explicit || !facts.spans.output_limits.is_empty();
+    if most < least || !writable || !fits(least) {
         return None;
     }
     let (mut low, mut high) = (least, most);
@@ -110,7 +114,6 @@ pub fn clamped(bound: &Bound, facts: &Facts, list: &PriceList, money: Amount, le
             high = middle - 1;
         }
     }
-    let explicit = facts.output_limit.is_some();
     Some(Bound {
         write_output: (!explicit).then_some(low),
         clamped: explicit.then_some(low),
@@ -172,6 +175,14 @@ mod tests {
     }
 
     #[test]
+    fn what_a_provider_puts_around_tools_is_held_for() {
+        let plain = facts(100, Some(10));
+        let mut tools = plain.clone();
+        tools.input.template_tokens = 1_024;
+        assert_eq!(bound(&tools, &LIMITS, None).input, bound(&plain, &LIMITS, None).input + 1_024);
+    }
+
+    #[test]
     fn the_dearest_card_decides() {
         let cheap = PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000));
         let dear = PriceCard::flat(Rate::from_pico(9_000), Rate::from_pico(9_000));
@@ -183,7 +194,8 @@ mod tests {
     fn clamping_takes_what_the_money_carries_and_not_less_than_the_least() {
         let card = PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000_000));
         let list = PriceList::flat(card);
-        let facts = facts(1_000, Some(10_000));
+        let mut facts = facts(1_000, Some(10_000));
+        facts.spans.output_limits.push(0..1);
         let bound = bound(&facts, &LIMITS, None);
         let money = |nano| Amount::from_nano(nano);
         let clamped = |nano, least| clamped(&bound, &facts, &list, money(nano), least);

@@ -1,11 +1,12 @@
 //! How much was used.
 //!
 //! The provider's own report counts, since it is what we are billed by. Reports of one stream are
-//! snapshots: the last one wins, they are never added. Where there is no report, or none that can
-//! be believed, we count ourselves, and say so (`estimated`). A report from before the end of a cut
-//! stream is compared with our count: the larger one.
+//! snapshots, whole or partial: field by field the last one wins, they are never added. Where there
+//! is no report, or none that can be believed, we count ourselves, and say so (`estimated`). An
+//! output that was reported before the end is compared with our count: the larger one.
 
-use crate::stream::usage::{Reported, Usage};
+use crate::money::price::Tier;
+use crate::stream::usage::{Reported, Standing, Usage};
 
 /// Bytes of text that make about one token. English prose has 4 to 5, code 3 to 4.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -39,6 +40,8 @@ pub struct Used {
     pub estimated: bool,
     /// The provider's report was not plausible.
     pub anomaly: bool,
+    /// The service tier that the provider names.
+    pub tier: Option<Tier>,
 }
 
 /// Counts one answer.
@@ -47,6 +50,7 @@ pub struct Meter {
     produced: Produced,
     reported: Option<Reported>,
     anomaly: bool,
+    tier: Option<Tier>,
 }
 
 impl Meter {
@@ -56,21 +60,26 @@ impl Meter {
         self.produced.tool_calls = self.produced.tool_calls.saturating_add(piece.tool_calls);
     }
 
-    /// Takes a report; it replaces the one before.
+    /// Takes a report; what it names replaces what was reported before.
     pub fn report(&mut self, report: UsageReport) {
         match report {
             UsageReport::Believable(reported) => {
                 self.anomaly |= reported.anomaly;
-                self.reported = Some(reported);
+                self.reported = Some(self.reported.map_or(reported, |earlier| earlier.replaced_by(reported)));
             }
             UsageReport::Unbelievable => self.anomaly = true,
         }
     }
 
-    /// Whether a believable report has come.
+    /// Takes the tier that a piece names; the last one wins.
+    pub fn tier(&mut self, tier: Option<Tier>) {
+        self.tier = tier.or(self.tier);
+    }
+
+    /// Whether a believable report has come that may be the last.
     #[must_use]
     pub fn has_report(&self) -> bool {
-        self.reported.is_some()
+        self.reported.is_some_and(|reported| reported.standing != Standing::Early)
     }
 
     /// Output tokens by our own count.
@@ -87,14 +96,18 @@ impl Meter {
         let own = self.own_output();
         let Some(reported) = self.reported else {
             let usage = Usage { input: own_input, output: own, ..Usage::default() };
-            return Used { usage, estimated: true, anomaly: self.anomaly };
+            return Used { usage, estimated: true, anomaly: self.anomaly, tier: self.tier };
         };
-        let mut usage = reported.usage;
-        let early = !complete && usage.output < own;
-        if early {
-            usage.output = own;
-        }
-        Used { usage, estimated: early, anomaly: self.anomaly }
+        let is_final = match reported.standing {
+            Standing::Early => false,
+            Standing::SoFar => complete,
+            Standing::Final => true,
+        };
+        let (mut usage, clamped) = reported.usage(own_input);
+        let told = reported.output.filter(|told| is_final || *told >= own);
+        usage.output = told.unwrap_or(own);
+        let estimated = told.is_none() || reported.input.is_none();
+        Used { usage, estimated, anomaly: self.anomaly || clamped, tier: self.tier }
     }
 }
 
@@ -116,7 +129,11 @@ mod tests {
 
     fn reported(input: u64, output: u64) -> UsageReport {
         let usage = Usage { input, output, ..Usage::default() };
-        UsageReport::Believable(Reported { usage, anomaly: false })
+        UsageReport::Believable(Reported::whole(&usage, false))
+    }
+
+    fn standing(output: u64, standing: Standing) -> UsageReport {
+        UsageReport::Believable(Reported { output: Some(output), standing, ..Reported::default() })
     }
 
     #[test]
@@ -143,6 +160,28 @@ mod tests {
         meter.produce(Produced { text_bytes: 1_200, tool_calls: 0 });
         assert_eq!(meter.used(0, false).usage.output, 300);
         assert_eq!(meter.used(0, true).usage.output, 1, "a final report is final");
+    }
+
+    #[test]
+    fn a_start_is_never_final_and_a_final_report_always() {
+        let mut meter = Meter::default();
+        meter.report(standing(1, Standing::Early));
+        meter.produce(Produced { text_bytes: 40, tool_calls: 0 });
+        assert_eq!(meter.used(0, true).usage.output, 10, "the answer ended without a later report");
+        assert!(!meter.has_report() && meter.used(0, true).estimated);
+        meter.report(standing(7, Standing::Final));
+        assert_eq!(meter.used(0, false).usage.output, 7);
+        assert!(meter.has_report() && meter.used(0, false).estimated, "its prompt is our own count");
+    }
+
+    #[test]
+    fn the_last_tier_wins_and_a_missing_one_changes_nothing() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.used(0, true).tier, None);
+        for tier in [Some(Tier::Standard), Some(Tier::Flex), None] {
+            meter.tier(tier);
+        }
+        assert_eq!(meter.used(0, true).tier, Some(Tier::Flex));
     }
 
     #[test]

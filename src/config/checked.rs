@@ -76,6 +76,15 @@ pub struct Catalogue {
     pub endpoints: Vec<Endpoint>,
 }
 
+impl Catalogue {
+    /// Whether a route of the model speaks the dialect.
+    #[must_use]
+    pub fn speaks(&self, model: &Model, dialect: Dialect) -> bool {
+        let endpoints = model.routes.iter().filter_map(|id| self.endpoints.get(id.0));
+        endpoints.into_iter().any(|endpoint| endpoint.provider.dialect == dialect)
+    }
+}
+
 #[derive(Debug)]
 pub struct Model {
     pub name: String,
@@ -328,6 +337,7 @@ impl Check {
                 name: name.clone(),
                 dialect: match raw.dialect {
                     raw::DialectName::Openai => Dialect::OpenAi,
+                    raw::DialectName::Anthropic => Dialect::Anthropic,
                 },
                 base,
                 region: raw.region.unwrap_or_default(),
@@ -647,6 +657,8 @@ fn memory_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use filters::dialect::Dialect;
+
     use super::super::parse;
 
     const GOOD: &str = r#"
@@ -721,6 +733,18 @@ bootstrap:
     fn a_price_written_as_a_float_is_refused_rather_than_rounded() {
         let text = GOOD.replace("\"1.005\"", "1.005");
         assert!(faults(&text).contains(&(Some(8), "models.m.price.input".to_owned())));
+    }
+
+    #[test]
+    fn one_model_may_have_routes_of_both_dialects() {
+        let mixed = GOOD
+            .replace("models:\n", "  q: { dialect: anthropic, base_url: \"http://h\" }\nmodels:\n")
+            .replace("routes: [ ", "routes: [ { provider: q }, ");
+        let speaks = |text: &str| {
+            let catalogue = parse(text, vars).unwrap_or_else(|e| panic!("{e}")).catalogue;
+            [Dialect::OpenAi, Dialect::Anthropic].map(|d| catalogue.speaks(&catalogue.models["m"], d))
+        };
+        assert_eq!((speaks(&mixed), speaks(GOOD)), ([true, true], [true, false]));
     }
 
     #[test]

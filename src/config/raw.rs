@@ -125,11 +125,11 @@ pub struct Drain {
 #[derive(Debug, Deserr)]
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Provider {
-    /// The language it speaks.
+    /// The language it speaks: `openai` or `anthropic`. Callers of the one are never sent to the other.
     pub dialect: DialectName,
-    /// Everything before `/chat/completions`, such as `https://host/v1`.
+    /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
-    /// The secret it gave us, sent as `Authorization: Bearer`.
+    /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
     /// Where it is; shows in logs and metrics.
@@ -159,6 +159,7 @@ pub struct Provider {
 #[deserr(error = Faults, rename_all = lowercase)]
 pub enum DialectName {
     Openai,
+    Anthropic,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]

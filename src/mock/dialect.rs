@@ -188,7 +188,7 @@ fn anthropic_events(script: &Script, wish: &Wish) -> Events {
 }
 
 fn openai_usage(usage: UsageScript) -> String {
-    let UsageScript { prompt, completion, cached } = usage;
+    let UsageScript { prompt, completion, cached, written: _, written_1h: _ } = usage;
     let total = prompt.saturating_add(completion);
     format!(
         r#"{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
@@ -197,10 +197,11 @@ fn openai_usage(usage: UsageScript) -> String {
 
 /// `output` is what has been written when this is told: one token when a message starts.
 fn anthropic_usage(usage: Option<UsageScript>, output: u64) -> String {
-    usage.map_or(String::new(), |UsageScript { prompt, completion: _, cached }| {
-        let input = prompt.saturating_sub(cached);
+    usage.map_or(String::new(), |UsageScript { prompt, completion: _, cached, written, written_1h }| {
+        let input = prompt.saturating_sub(cached).saturating_sub(written);
+        let written_5m = written.saturating_sub(written_1h);
         format!(
-            r#","usage":{{"input_tokens":{input},"cache_creation_input_tokens":0,"cache_read_input_tokens":{cached},"output_tokens":{output}}}"#
+            r#","usage":{{"input_tokens":{input},"cache_creation_input_tokens":{written},"cache_read_input_tokens":{cached},"cache_creation":{{"ephemeral_5m_input_tokens":{written_5m},"ephemeral_1h_input_tokens":{written_1h}}},"output_tokens":{output},"service_tier":"standard"}}"#
         )
     })
 }

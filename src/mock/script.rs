@@ -86,19 +86,23 @@ pub enum Dialect {
     Anthropic,
 }
 
-/// Model tokens. `prompt` includes `cached`, as `OpenAI` counts; the `anthropic` dialect, where
-/// `input_tokens` leaves the cached ones out, subtracts them.
+/// Model tokens. `prompt` includes `cached` and `written`, as `OpenAI` counts; the `anthropic` dialect,
+/// where `input_tokens` leaves them out, subtracts them. Only `anthropic` tells `written`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UsageScript {
     pub prompt: u64,
     pub completion: u64,
     pub cached: u64,
+    /// Written to the prompt cache, for whatever time.
+    pub written: u64,
+    /// How much of it for an hour.
+    pub written_1h: u64,
 }
 
 impl Default for UsageScript {
     fn default() -> Self {
-        Self { prompt: 10, completion: 5, cached: 0 }
+        Self { prompt: 10, completion: 5, cached: 0, written: 0, written_1h: 0 }
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use filters::attempt::Planner;
+use filters::dialect::Dialect;
 use filters::facts::Facts;
 use filters::hold::{self, Bound};
 use filters::limit::{Kind, Over};
@@ -21,6 +22,7 @@ use super::bodies::Reserved;
 use super::ctx::{Call, Ctx};
 use super::gate::{Gate, Source};
 use super::gateway::Gateway;
+use super::surface;
 use crate::config::checked::{Model, Tokenizer};
 use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
@@ -48,10 +50,10 @@ impl Gateway {
         body: Body,
     ) -> Result<Call, Rejection> {
         let facts = ctx.dialect.read(&body.bytes)?;
-        let model = find_model(&snapshot, &principal, &facts.model)?;
+        let model = find_model(&snapshot, &principal, ctx.dialect, &facts.model)?;
         let wish = Wish { ctx, principal: &principal, model: &model, facts: &facts };
         let (ticket, bound) = self.hold(&wish, &body.bytes).await?;
-        let planner = plan(&snapshot, &model);
+        let planner = plan(&snapshot, &model, ctx.dialect);
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
             own_input: wish.own_input(),
@@ -75,7 +77,7 @@ impl Gateway {
             Ok(ticket) => return Ok((ticket, bound)),
             Err(deny) => deny,
         };
-        let Deny::Funds { available } = denied else { return Err(self.denied(denied, needed)) };
+        let Deny::Funds { available } = denied else { return Err(self.denied(wish, denied, needed)) };
         let bound = count(wish, &bound, body).await;
         let counted = wish.amount(&bound).map_err(too_dear)?;
         if counted < needed
@@ -92,9 +94,9 @@ impl Gateway {
         if let Some(bound) = clamped {
             let amount = wish.amount(&bound).map_err(too_dear)?;
             let placed = self.place(wish, &bound, amount).await;
-            return placed.map(|ticket| (ticket, bound)).map_err(|deny| self.denied(deny, amount));
+            return placed.map(|ticket| (ticket, bound)).map_err(|deny| self.denied(wish, deny, amount));
         }
-        Err(self.denied(Deny::Funds { available }, counted))
+        Err(self.denied(wish, Deny::Funds { available }, counted))
     }
 
     /// Every try is a hold of its own: an id never comes twice.
@@ -114,9 +116,9 @@ impl Gateway {
         self.holds.admit(admit).await
     }
 
-    fn denied(&self, deny: Deny, needed: Amount) -> Rejection {
+    fn denied(&self, wish: &Wish<'_>, deny: Deny, needed: Amount) -> Rejection {
         let (word, rejection) = match deny {
-            Deny::Funds { available } => ("funds", short_of(needed, available)),
+            Deny::Funds { available } => ("funds", short_of(needed, available, wish.ctx.dialect)),
             Deny::Limited { scope, over } => (over.kind.word(), limited(scope, over)),
             Deny::Overloaded => {
                 let message = "Too many calls are in flight. Come back in a moment.";
@@ -180,10 +182,11 @@ async fn count(wish: &Wish<'_>, bound: &Bound, body: &Bytes) -> Bound {
     }
 }
 
-fn short_of(needed: Amount, available: Amount) -> Rejection {
+fn short_of(needed: Amount, available: Amount, dialect: Dialect) -> Rejection {
     let message = format!(
         "The balance cannot carry this call: it may cost up to {needed}, {available} is available. \
-         Top up, or ask for fewer output tokens (`max_completion_tokens`)."
+         Top up, or ask for fewer output tokens (`{}`).",
+        dialect.output_field()
     );
     Rejection::new(Reason::InsufficientBalance, message)
 }
@@ -204,14 +207,15 @@ fn too_dear(_: CostError) -> Rejection {
     Rejection::new(Reason::InvalidValue, message)
 }
 
-/// Room 3: the model's endpoints, in the order in which they are tried.
-fn plan(snapshot: &Snapshot, model: &Model) -> Planner {
+/// Room 3: the model's endpoints that speak the caller's dialect, in the order in which they are tried.
+fn plan(snapshot: &Snapshot, model: &Model, dialect: Dialect) -> Planner {
     let now = clock::now();
     let mut candidates: Vec<Candidate> = model
         .routes
         .iter()
         .filter_map(|id| {
             let (endpoint, live) = snapshot.catalogue.endpoints.get(id.0).zip(snapshot.live.get(id.0))?;
+            (endpoint.provider.dialect == dialect).then_some(())?;
             Some(Candidate { endpoint: *id, weight: f64::from(endpoint.weight) * live.factor(now) })
         })
         .collect();
@@ -220,19 +224,26 @@ fn plan(snapshot: &Snapshot, model: &Model) -> Planner {
     Planner::new(order, snapshot.routing.attempts_max, Deadline::new(now, snapshot.routing.deadline))
 }
 
-/// The model of that name, if this key may use it.
+/// The model of that name, if this key may use it and somebody serves it in this dialect.
 pub(super) fn find_model(
     snapshot: &Snapshot,
     principal: &Principal,
+    dialect: Dialect,
     name: &str,
 ) -> Result<Arc<Model>, Rejection> {
+    let missing = |message| Rejection::new(Reason::ModelNotFound, message).param("model");
     let model = snapshot.catalogue.models.get(name).ok_or_else(|| {
-        let message = "There is no such model. `GET /v1/models` lists those that there are.";
-        Rejection::new(Reason::ModelNotFound, message).param("model")
+        missing("There is no such model. `GET /v1/models` lists those that there are.".to_owned())
     })?;
-    if principal.may_use(name) {
-        return Ok(Arc::clone(model));
+    if !principal.may_use(name) {
+        let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
+        return Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"));
     }
-    let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
-    Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"))
+    if !snapshot.catalogue.speaks(model, dialect) {
+        let here = surface::path_of(dialect);
+        let message =
+            format!("That model is not served at `POST {here}`: none of its upstreams speaks that dialect.");
+        return Err(missing(message));
+    }
+    Ok(Arc::clone(model))
 }

@@ -92,7 +92,7 @@ impl ProxyHttp for Gateway {
 
     async fn upstream_request_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         head: &mut RequestHeader,
         ctx: &mut Ctx,
     ) -> Result<()> {
@@ -101,7 +101,8 @@ impl ProxyHttp for Gateway {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.0.provider);
-        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes())?;
+        let asked = session.req_header();
+        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
         call.gate.sending(clock::now());
         Ok(())
     }

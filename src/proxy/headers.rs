@@ -1,7 +1,8 @@
 //! Heads in both directions, built from an allow-list.
 //!
 //! Upstream: nothing of the caller's head goes out. Not their credentials, cookies or hop-by-hop
-//! fields, not their address. Downstream: nothing of the provider's head comes in; its cookies, rate
+//! fields, not their address; only Anthropic's `anthropic-version` and `anthropic-beta`, which say what
+//! the body means. Downstream: nothing of the provider's head comes in; its cookies, rate
 //! limits and request ids speak of us, not of the caller.
 
 use filters::dialect::Dialect;
@@ -10,22 +11,33 @@ use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
     TRANSFER_ENCODING, USER_AGENT,
 };
-use http::{Method, Version};
+use http::{HeaderName, Method, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 
 use crate::config::checked::Provider;
 
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 /// The longest request id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
+/// The longest version of Anthropic's API that is passed on, in bytes. A date has ten.
+const VERSION_BYTES_MAX: usize = 32;
+/// The version that is asked for where the caller names none.
+const VERSION_DEFAULT: &str = "2023-06-01";
+/// The longest list of Anthropic's betas that is passed on, in bytes.
+const BETA_BYTES_MAX: usize = 1024;
 
-/// The head of one attempt.
+/// The head of one attempt, for a caller whose head is `asked`.
 pub(super) fn upstream(
     provider: &Provider,
     stream: bool,
     body_bytes: usize,
+    asked: &RequestHeader,
 ) -> pingora::Result<RequestHeader> {
     let path = match provider.dialect {
         Dialect::OpenAi => format!("{}/chat/completions", provider.base.path),
+        Dialect::Anthropic => format!("{}/messages", provider.base.path),
     };
     let mut head = RequestHeader::build(Method::POST, path.as_bytes(), Some(8))?;
     head.insert_header(HOST, provider.base.authority())?;
@@ -38,10 +50,35 @@ pub(super) fn upstream(
     if let Some(credential) = &provider.credential {
         let (name, value) = match provider.dialect {
             Dialect::OpenAi => (AUTHORIZATION, format!("Bearer {}", credential.expose())),
+            Dialect::Anthropic => (X_API_KEY, credential.expose().to_owned()),
         };
         head.insert_header(name, value)?;
     }
+    match provider.dialect {
+        Dialect::OpenAi => {}
+        Dialect::Anthropic => {
+            let version = sane(asked, &ANTHROPIC_VERSION, VERSION_BYTES_MAX);
+            head.insert_header(ANTHROPIC_VERSION, version.unwrap_or_else(|| VERSION_DEFAULT.to_owned()))?;
+            if let Some(beta) = sane(asked, &ANTHROPIC_BETA, BETA_BYTES_MAX) {
+                head.insert_header(ANTHROPIC_BETA, beta)?;
+            }
+        }
+    }
     Ok(head)
+}
+
+/// Whether the caller says that it speaks Anthropic's dialect.
+pub(super) fn is_versioned(head: &RequestHeader) -> bool {
+    head.headers.contains_key(ANTHROPIC_VERSION)
+}
+
+/// All lines of a header as one, if they are short and visible ASCII.
+fn sane(head: &RequestHeader, name: &HeaderName, bytes_max: usize) -> Option<String> {
+    let lines: Result<Vec<&str>, _> =
+        head.headers.get_all(name).into_iter().map(http::HeaderValue::to_str).collect();
+    let text = lines.ok()?.join(",");
+    let visible = text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    (visible && (1..=bytes_max).contains(&text.len())).then_some(text)
 }
 
 /// What the head of an answer tells the caller.

@@ -3,7 +3,7 @@
 //! `gateway` is the table of contents: each of Pingora's callbacks is two or three lines that call a
 //! room. `request` walks a call from the door to its hold, `peer` picks whom to ask, `gate` stands
 //! between Pingora and the caller's session, `finish` settles and records, `reply` is the one door
-//! through which an error becomes HTTP.
+//! through which an error becomes HTTP, `listing` says which models there are.
 
 mod admit;
 mod bodies;
@@ -13,6 +13,7 @@ mod gate;
 mod gateway;
 mod headers;
 mod keyed;
+mod listing;
 mod own;
 mod peer;
 mod reply;

@@ -1,4 +1,4 @@
-//! What we answer ourselves: models, credits, past calls.
+//! What we tell a caller about their account: credits and past calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,8 @@ use std::time::Duration;
 use filters::verdict::{Reason, Rejection};
 use serde_json::{Value, json};
 
-use super::admit::find_model;
 use super::gateway::Gateway;
 use crate::books::{Books, BooksError};
-use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
 
 /// The ledger is this far behind a call's end at most, in normal times.
@@ -18,24 +16,6 @@ const BOOKED_LATER: Duration = Duration::from_millis(50);
 const LOOKS: u32 = 10;
 /// Nano-dollars per dollar, for numbers that are shown and never computed with.
 const NANO_PER_USD: f64 = 1e9;
-
-/// `GET /v1/models`: as far as the key goes.
-pub(super) fn models(snapshot: &Snapshot, principal: &Principal) -> Value {
-    let mut names: Vec<&String> =
-        snapshot.catalogue.models.keys().filter(|name| principal.may_use(name)).collect();
-    names.sort();
-    let data: Vec<_> = names.into_iter().map(|name| card(name)).collect();
-    json!({ "object": "list", "data": data })
-}
-
-/// `GET /v1/models/{id}`.
-pub(super) fn model_card(snapshot: &Snapshot, principal: &Principal, id: &str) -> Result<Value, Rejection> {
-    find_model(snapshot, principal, id).map(|model| card(&model.name))
-}
-
-fn card(name: &str) -> Value {
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "tollgate" })
-}
 
 impl Gateway {
     /// `GET /v1/credits`: what was paid in, what was used, and what can be spent now.

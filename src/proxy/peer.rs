@@ -164,6 +164,7 @@ fn attempt(
         stream: call.facts.stream,
         wants_usage: call.facts.wants_usage,
         public_model: call.model.name.clone(),
+        request_id: request_id.to_owned(),
     };
     // Killing the only route helps nobody: the last candidate has its share and no watchdog.
     let watchdog = |limit: Duration| (!last).then_some(limit);

@@ -21,7 +21,7 @@ pub(super) async fn reject(
     ctx: &mut Ctx,
     rejection: &Rejection,
 ) -> pingora::Result<()> {
-    let body = ctx.dialect.error_body(rejection);
+    let body = ctx.dialect.error_body(rejection, &ctx.request_id);
     let mut head = ResponseHeader::build(rejection.status(), Some(8))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;

@@ -10,13 +10,13 @@ use http::header::{AUTHORIZATION, CONTENT_ENCODING, EXPECT};
 use pingora_proxy::Session;
 
 use super::admit::Body;
+use super::admit::find_model;
 use super::bodies::Reserved;
 use super::ctx::{Call, Ctx};
 use super::gateway::Gateway;
 use super::keyed::Repeat;
-use super::own;
-use super::reply;
-use super::surface::Surface;
+use super::surface::{self, Surface};
+use super::{headers, listing, reply};
 use crate::clock;
 use crate::pool::keys::{KeyTable, Principal};
 
@@ -44,14 +44,17 @@ impl Gateway {
         let principal = authenticate(session, &self.pool.keys())?;
         ctx.principal = Some(Arc::clone(&principal));
         let value = match surface {
-            Surface::Models => own::models(&snapshot, &principal),
-            Surface::Model(id) => own::model_card(&snapshot, &principal, &id)?,
+            Surface::Models => listing::all(&snapshot, &principal, ctx.dialect),
+            Surface::Model(id) => {
+                let model = find_model(&snapshot, &principal, ctx.dialect, &id)?;
+                listing::one(ctx.dialect, &model.name)
+            }
             Surface::Credits => self.credits(&principal).await?,
             Surface::Generation => {
                 let query = session.req_header().uri.query().unwrap_or_default();
                 self.generation(&principal, query).await?
             }
-            Surface::ChatCompletions => {
+            Surface::ChatCompletions | Surface::Messages => {
                 let (bytes, reserved) = self.read_body(session).await?;
                 match self.repeat(session, principal.account, &bytes, &ctx.request_id).await? {
                     Some(Repeat::Answer(answer)) => return Ok(Asked::Json(answer)),
@@ -72,6 +75,8 @@ impl Gateway {
     /// Room 0: do we serve this?
     fn door(&self, session: &Session, ctx: &mut Ctx) -> Result<Surface, Rejection> {
         let head = session.req_header();
+        let versioned = headers::is_versioned(head);
+        ctx.dialect = surface::dialect_of_errors(head.uri.path(), versioned);
         let bytes: usize =
             head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
@@ -80,7 +85,7 @@ impl Gateway {
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();
-        ctx.dialect = surface.dialect();
+        ctx.dialect = surface.dialect(versioned);
         Ok(surface)
     }
 

@@ -12,6 +12,7 @@
     reason = "a test ends at the first surprise, tells the time and reports figures"
 )]
 
+mod anthropic;
 mod attempts;
 mod bodies;
 mod books;

@@ -78,6 +78,12 @@ impl Call {
         self
     }
 
+    /// Leaves a header out.
+    pub fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self
+    }
+
     /// Sends the body in chunks of odd sizes instead of announcing its length.
     pub fn chunked(mut self) -> Self {
         self.chunked = true;

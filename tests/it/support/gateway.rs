@@ -15,6 +15,11 @@ use tollgate::ledger::{Ledger as _, Sqlite};
 /// How long anything may take before a test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What callers pay, in USD per one million tokens.
+const GPT_PRICE: &str = r#"{ input: "2.5", output: "10", cache_read: "1.25" }"#;
+const CLAUDE_PRICE: &str =
+    r#"{ input: "3", output: "15", cache_read: "0.30", cache_write_5m: "3.75", cache_write_1h: "6" }"#;
+
 /// What a gateway is started with.
 pub struct Setup {
     upstreams: Vec<SocketAddr>,
@@ -24,6 +29,8 @@ pub struct Setup {
     account: String,
     model: String,
     balance: String,
+    dialect: &'static str,
+    mixed: bool,
 }
 
 /// A running gateway.
@@ -36,7 +43,7 @@ pub struct Gateway {
 }
 
 impl Setup {
-    /// One model `gpt-a` over these upstreams, tried in their order.
+    /// One model, `gpt-a`, over these upstreams, tried in their order.
     pub fn new(upstreams: &[SocketAddr]) -> Self {
         Self {
             upstreams: upstreams.to_vec(),
@@ -46,6 +53,8 @@ impl Setup {
             account: String::new(),
             model: String::new(),
             balance: "1.00".to_owned(),
+            dialect: "openai",
+            mixed: false,
         }
     }
 
@@ -80,6 +89,18 @@ impl Setup {
         self
     }
 
+    /// The dialect of every upstream. With `anthropic` the model is `claude-a`.
+    pub fn dialect(mut self, name: &'static str) -> Self {
+        self.dialect = name;
+        self
+    }
+
+    /// The last upstream speaks `openai` all the same.
+    pub fn mixed(mut self) -> Self {
+        self.mixed = true;
+        self
+    }
+
     /// The balance of the account, in USD.
     pub fn balance(mut self, usd: &str) -> Self {
         self.balance = usd.to_owned();
@@ -87,22 +108,29 @@ impl Setup {
     }
 
     pub fn yaml(&self, http: SocketAddr, admin: SocketAddr) -> String {
+        let dialect = self.dialect;
+        let (name, native, price) = match dialect {
+            "anthropic" => ("claude-a", "up-c", CLAUDE_PRICE),
+            _ => ("gpt-a", "up-a", GPT_PRICE),
+        };
         let mut providers = String::new();
         let mut routes = String::new();
         for (index, address) in self.upstreams.iter().enumerate() {
             let weight = 100 - index;
+            let is_last = index + 1 == self.upstreams.len();
+            let dialect = if self.mixed && is_last { "openai" } else { dialect };
             let extra = &self.provider_extra;
             providers.push_str(&format!(
-                "  u{index}: {{ dialect: openai, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
+                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
             ));
             routes.push_str(&format!(
-                "      - {{ provider: u{index}, model: up-a, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
+                "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
         let Self { extra, balance, key, account, model, .. } = self;
-        let price = "price: { input: \"2.5\", output: \"10\", cache_read: \"1.25\" }";
+        let price = format!("price: {price}");
         let model = match model.as_str() {
-            "" => price.to_owned(),
+            "" => price,
             own if own.contains("price:") => own.to_owned(),
             more => format!("{price}\n    {more}"),
         };
@@ -112,7 +140,7 @@ impl Setup {
              drain: {{ pre: 0s, max: 10s }}\n\
              {extra}\
              providers:\n{providers}\
-             models:\n  gpt-a:\n    {model}\n    \
+             models:\n  {name}:\n    {model}\n    \
              limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
              bootstrap:\n  accounts:\n    \
              alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
