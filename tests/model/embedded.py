@@ -2,8 +2,8 @@
 
 Run `tests/model/run` (all of it, minutes) or `tests/model/run --quick` (CI, seconds).
 
-WHAT IS MODELLED. One account with a balance of 2, three calls with holds of 2, 1 and 1: together one
-hold more than the money carries twice over. A call may cost anything up to its hold, unit by unit.
+WHAT IS MODELLED. One account with a balance of 2, three calls with holds of 2, 1 and 1: twice what the
+money carries. A call may cost anything up to its hold, unit by unit.
   Ledger   balance (posted, leased), a row per boot (ended or not), its lease row, settlements with the
            hold's id as their key. Every transaction is atomic and durable (SQLite, synchronous=FULL).
   Journal  a folder per boot with a lock that dies with its process, and in it a hold, a progress and a
@@ -27,7 +27,8 @@ ledger has all that was in it; when all is over, nothing is leased. And, from ev
 WHAT IS DELIBERATELY ABSENT. Several accounts (transactions are per account, or atomic over all of them);
 top-ups (free money, as handed-over money is); a cost above the hold (taking the excess is an admit without
 waiting); refusals of a full disk, torn or damaged records, journal segments (replay tests have those);
-rate limits, which ride in the same hand-over; loss of the disk itself; three processes at once.
+rate limits, which ride in the same hand-over; loss of the disk itself; three processes at once; a signal
+while a lease is between transaction and memory or a journal is being replayed (it has to wait for that).
 """
 
 from itertools import product
