@@ -44,6 +44,27 @@ pub struct Used {
     pub tier: Option<Tier>,
 }
 
+/// What a call can have used at most. A report far above it is a fault of the provider's, not a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ceiling {
+    /// The model's context window, in tokens.
+    pub context: u64,
+    /// The output bound of all choices together, in tokens.
+    pub output: u64,
+}
+
+impl Ceiling {
+    /// Nothing is known of the model.
+    pub const NONE: Self = Self { context: u64::MAX, output: u64::MAX };
+
+    /// A provider may break its bound a little and a tokenizer may be a coarse one; a thousand times as
+    /// much text as was seen is neither.
+    fn believes(&self, usage: &Usage, own_output: u64) -> bool {
+        let most = self.context.max(own_output.saturating_mul(4).saturating_add(1024));
+        usage.prompt() <= self.context.max(most) && usage.output <= most
+    }
+}
+
 /// Counts one answer.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
@@ -92,11 +113,14 @@ impl Meter {
     /// What was used. `own_input` is our own count of the prompt; `complete` says whether the answer
     /// came to its end, so that a report can be final.
     #[must_use]
-    pub fn used(&self, own_input: u64, complete: bool) -> Used {
-        let own = self.own_output();
-        let Some(reported) = self.reported else {
+    pub fn used(&self, own_input: u64, complete: bool, ceiling: &Ceiling) -> Used {
+        // The provider enforces the bound that we wrote: our coarser count must not exceed it.
+        let own = self.own_output().min(ceiling.output);
+        let believed = self.reported.filter(|r| ceiling.believes(&r.usage(own_input).0, self.own_output()));
+        let anomaly = self.anomaly || believed != self.reported;
+        let Some(reported) = believed else {
             let usage = Usage { input: own_input, output: own, ..Usage::default() };
-            return Used { usage, estimated: true, anomaly: self.anomaly, tier: self.tier };
+            return Used { usage, estimated: true, anomaly, tier: self.tier };
         };
         let is_final = match reported.standing {
             Standing::Early => false,
@@ -107,7 +131,7 @@ impl Meter {
         let told = reported.output.filter(|told| is_final || *told >= own);
         usage.output = told.unwrap_or(own);
         let estimated = told.is_none() || reported.input.is_none();
-        Used { usage, estimated, anomaly: self.anomaly || clamped, tier: self.tier }
+        Used { usage, estimated, anomaly: anomaly || clamped, tier: self.tier }
     }
 }
 
@@ -141,7 +165,7 @@ mod tests {
         let mut meter = Meter::default();
         meter.report(reported(10, 1));
         meter.report(reported(10, 5));
-        let used = meter.used(99, true);
+        let used = meter.used(99, true, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
     }
 
@@ -149,7 +173,7 @@ mod tests {
     fn without_a_report_our_own_count_is_charged_and_marked() {
         let mut meter = Meter::default();
         meter.produce(Produced { text_bytes: 5, tool_calls: 0 });
-        let used = meter.used(7, true);
+        let used = meter.used(7, true, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (7, 2, true));
     }
 
@@ -158,8 +182,8 @@ mod tests {
         let mut meter = Meter::default();
         meter.report(reported(25, 1));
         meter.produce(Produced { text_bytes: 1_200, tool_calls: 0 });
-        assert_eq!(meter.used(0, false).usage.output, 300);
-        assert_eq!(meter.used(0, true).usage.output, 1, "a final report is final");
+        assert_eq!(meter.used(0, false, &Ceiling::NONE).usage.output, 300);
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).usage.output, 1, "a final report is final");
     }
 
     #[test]
@@ -167,28 +191,55 @@ mod tests {
         let mut meter = Meter::default();
         meter.report(standing(1, Standing::Early));
         meter.produce(Produced { text_bytes: 40, tool_calls: 0 });
-        assert_eq!(meter.used(0, true).usage.output, 10, "the answer ended without a later report");
-        assert!(!meter.has_report() && meter.used(0, true).estimated);
+        assert_eq!(
+            meter.used(0, true, &Ceiling::NONE).usage.output,
+            10,
+            "the answer ended without a later report"
+        );
+        assert!(!meter.has_report() && meter.used(0, true, &Ceiling::NONE).estimated);
         meter.report(standing(7, Standing::Final));
-        assert_eq!(meter.used(0, false).usage.output, 7);
-        assert!(meter.has_report() && meter.used(0, false).estimated, "its prompt is our own count");
+        assert_eq!(meter.used(0, false, &Ceiling::NONE).usage.output, 7);
+        assert!(
+            meter.has_report() && meter.used(0, false, &Ceiling::NONE).estimated,
+            "its prompt is our own count"
+        );
     }
 
     #[test]
     fn the_last_tier_wins_and_a_missing_one_changes_nothing() {
         let mut meter = Meter::default();
-        assert_eq!(meter.used(0, true).tier, None);
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).tier, None);
         for tier in [Some(Tier::Standard), Some(Tier::Flex), None] {
             meter.tier(tier);
         }
-        assert_eq!(meter.used(0, true).tier, Some(Tier::Flex));
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).tier, Some(Tier::Flex));
     }
 
     #[test]
     fn a_report_that_cannot_be_believed_leaves_our_count() {
         let mut meter = Meter::default();
         meter.report(UsageReport::Unbelievable);
-        let used = meter.used(3, true);
+        let used = meter.used(3, true, &Ceiling::NONE);
         assert!(used.anomaly && used.estimated && used.usage.input == 3);
+    }
+
+    #[test]
+    fn a_report_beyond_reason_is_not_believed() {
+        let ceiling = Ceiling { context: 128_000, output: 100 };
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 5, tool_calls: 0 });
+        meter.report(reported(10, 1_000_000_000));
+        let used = meter.used(7, true, &ceiling);
+        assert_eq!((used.usage.input, used.usage.output), (7, 2));
+        assert!(used.estimated && used.anomaly);
+        meter.report(reported(4_000, 900));
+        assert_eq!(meter.used(7, true, &ceiling).usage.output, 900, "above the bound, but possible");
+    }
+
+    #[test]
+    fn our_own_count_stays_within_the_bound() {
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 8_000, tool_calls: 0 });
+        assert_eq!(meter.used(7, true, &Ceiling { context: 128_000, output: 100 }).usage.output, 100);
     }
 }

@@ -271,6 +271,16 @@ pub struct UpstreamError {
 }
 
 impl UpstreamError {
+    /// Takes our own credential out of everything it says.
+    pub fn mask(&mut self, credential: &str) {
+        let parts = [&mut self.message, &mut self.kind, &mut self.code];
+        for part in parts.into_iter().chain(self.param.as_mut()) {
+            if !credential.is_empty() && part.contains(credential) {
+                *part = part.replace(credential, "[masked]");
+            }
+        }
+    }
+
     /// Whether it speaks of our credential or our quota at the provider.
     #[must_use]
     pub fn is_about_our_credential(&self) -> bool {

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use filters::answer::{Answer, End, Ended, Forward, Refusal, Step};
 use filters::exhausted::Tried;
 use filters::json::{self, Edit};
-use filters::meter::Used;
+use filters::meter::{Ceiling, Used};
 use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
 use filters::purse::{LeftEarly, Standings};
 use filters::stream::usage::Usage;
@@ -103,6 +103,7 @@ pub(super) struct Bill {
     pub(super) tier: Tier,
     pub(super) provider_cost: Option<PriceCard>,
     pub(super) own_input: u64,
+    pub(super) ceiling: Ceiling,
     /// The key's allowance for calls that are left early.
     pub(super) abandoned_max: Option<Amount>,
     pub(super) endpoint: String,
@@ -345,17 +346,17 @@ impl Gate {
     fn touch(&self) {
         let state = self.lock();
         let (Some(ticket), Some(attempt)) = (&state.ticket, &state.attempt) else { return };
-        let used = attempt.answer.used(attempt.bill.own_input);
-        if let Ok(so_far) = attempt.bill.cost(&used.usage) {
+        let used = attempt.answer.used(attempt.bill.own_input, &attempt.bill.ceiling);
+        if let Ok(so_far) = attempt.bill.cost(&used.usage, used.tier) {
             self.holds.touch(ticket, so_far);
         }
     }
 }
 
 impl Bill {
-    /// What the caller pays for it.
-    fn cost(&self, usage: &Usage) -> Result<Amount, CostError> {
-        cost(self.model.price.card(usage.prompt(), self.tier), usage)
+    /// What the caller pays for it: by the tier that served, where the answer names it.
+    fn cost(&self, usage: &Usage, served: Option<Tier>) -> Result<Amount, CostError> {
+        cost(self.model.price.card(usage.prompt(), served.unwrap_or(self.tier)), usage)
     }
 }
 
@@ -378,10 +379,10 @@ impl State {
             return Charge { attempts: self.attempts, left, ..Charge::default() };
         };
         let bill = &attempt.bill;
-        let used = attempt.answer.used(bill.own_input);
+        let used = attempt.answer.used(bill.own_input, &bill.ceiling);
         let provider_cost = bill.provider_cost.as_ref().map(|card| cost(card, &used.usage));
         let provider_cost = provider_cost.transpose().ok().flatten().unwrap_or(Amount::ZERO);
-        let cost = bill.cost(&used.usage).unwrap_or_else(|error| {
+        let cost = bill.cost(&used.usage, used.tier).unwrap_or_else(|error| {
             tracing::error!(%error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
             ticket.amount()
         });
@@ -400,7 +401,7 @@ impl State {
         let attempt = self.attempt.as_ref().filter(|_| !matches!(self.sent, Sent::NotYet))?;
         let bill = &attempt.bill;
         let usage = Usage { input: bill.own_input, ..Usage::default() };
-        let cost_of_prompt = bill.cost(&usage).ok()?;
+        let cost_of_prompt = bill.cost(&usage, None).ok()?;
         let provider_cost = match &bill.provider_cost {
             Some(card) => cost(card, &usage).ok()?,
             None => cost_of_prompt,

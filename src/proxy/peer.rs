@@ -8,6 +8,7 @@ use filters::attempt::NextAttempt;
 use filters::dialect::Shape;
 use filters::exhausted::{Tried, verdict};
 use filters::ids::EndpointId;
+use filters::meter::Ceiling;
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
@@ -97,6 +98,10 @@ impl Gateway {
         if tried.failure.blames_endpoint() {
             live.record(now, false);
         }
+        let mut tried = tried;
+        if let Some(credential) = &endpoint.provider.credential {
+            tried.error.mask(credential.expose());
+        }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
         let next = tried.failure.fails_over() && call.planner.has_next(now);
@@ -155,12 +160,14 @@ fn attempt(
         tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
+        ceiling: Ceiling { context: call.model.limits.context, output: call.bound.output },
         abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
     let edits = dialect.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
     let shape = Shape {
+        choices: call.facts.choices,
         stream: call.facts.stream,
         wants_usage: call.facts.wants_usage,
         public_model: call.model.name.clone(),

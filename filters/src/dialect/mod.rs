@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::facts::Facts;
 use crate::hold::Bound;
-use crate::json::Edit;
+use crate::json::{self, Edit};
 use crate::meter::{Produced, UsageReport};
 use crate::money::price::Tier;
 use crate::stream::sse::Event;
@@ -57,8 +57,8 @@ pub struct Piece {
     pub tier: Option<Tier>,
     /// What it produced.
     pub produced: Produced,
-    /// It says that the answer is finished.
-    pub finishes: bool,
+    /// How many choices it says are finished.
+    pub finished: u64,
     /// What to change before the caller sees it.
     pub edits: Vec<Edit>,
 }
@@ -87,6 +87,8 @@ pub enum Kind {
 pub struct Shape {
     /// Events, not one JSON text.
     pub stream: bool,
+    /// How many choices were asked for.
+    pub choices: u64,
     /// Usage stays in the stream.
     pub wants_usage: bool,
     /// The name that the answer's `model` shows.
@@ -97,7 +99,7 @@ pub struct Shape {
 
 impl Piece {
     fn of(kind: Kind) -> Self {
-        Self { kind, usage: None, tier: None, produced: Produced::default(), finishes: false, edits: vec![] }
+        Self { kind, usage: None, tier: None, produced: Produced::default(), finished: 0, edits: vec![] }
     }
 }
 
@@ -138,6 +140,19 @@ impl Dialect {
             Self::OpenAi => openai::answer::whole(body, shape),
             Self::Anthropic => anthropic::answer::whole(body, shape),
         }
+    }
+
+    /// A usage report near the end of a whole answer that was too long to be read.
+    #[must_use]
+    pub fn usage_in_tail(self, tail: &[u8], shape: &Shape) -> Option<UsageReport> {
+        let at = memchr::memmem::rfind(tail, b"\"usage\"")?;
+        let member = [b"{", tail.get(at..)?].concat();
+        let value = json::find_in_prefix(&member, "usage")?;
+        let shell: &[u8] = match self {
+            Self::OpenAi => br#"{"choices":[],"usage":"#,
+            Self::Anthropic => br#"{"type":"message","content":[],"usage":"#,
+        };
+        self.whole(&[shell, member.get(value)?, b"}"].concat(), shape).usage
     }
 
     /// What an error status with its body says.

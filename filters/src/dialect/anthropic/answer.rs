@@ -63,7 +63,7 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
     for block in &blocks {
         block.count(&mut piece.produced);
     }
-    piece.finishes = true;
+    piece.finished = 1;
     piece.take_usage(object.value("usage"), Standing::Final);
     piece.edits = object.rename_model(&shape.public_model);
     piece
@@ -104,8 +104,8 @@ fn block_grew(object: &Object<'_>) -> Piece {
 fn finished(object: &Object<'_>) -> Piece {
     let stop = object.value("delta").and_then(|text| Object::read(text.as_bytes())?.value("stop_reason"));
     let mut piece = Piece::of(if stop.is_some() { Kind::Meaningful } else { Kind::Opener });
-    piece.finishes = stop.is_some();
-    let standing = if piece.finishes { Standing::Final } else { Standing::SoFar };
+    piece.finished = u64::from(stop.is_some());
+    let standing = if piece.finished > 0 { Standing::Final } else { Standing::SoFar };
     piece.take_usage(object.value("usage"), standing);
     piece
 }
@@ -241,7 +241,13 @@ mod tests {
     use crate::verdict::UpstreamError;
 
     fn shape() -> Shape {
-        Shape { stream: true, wants_usage: true, public_model: "claude-a".into(), request_id: "r".into() }
+        Shape {
+            stream: true,
+            choices: 1,
+            wants_usage: true,
+            public_model: "claude-a".into(),
+            request_id: "r".into(),
+        }
     }
 
     fn read(raw: &str) -> (Piece, String) {
@@ -315,7 +321,7 @@ mod tests {
             assert_eq!(piece.produced, Produced { text_bytes: bytes, tool_calls: calls }, "{data}");
         }
         let last = piece(r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#);
-        assert!(last.finishes && last.kind == Kind::Meaningful);
+        assert!(last.finished == 1 && last.kind == Kind::Meaningful);
     }
 
     #[test]

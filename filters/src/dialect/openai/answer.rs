@@ -19,6 +19,9 @@ use crate::stream::usage::{Reported, Usage, tokens};
 #[must_use]
 pub fn event(event: &Event, shape: &Shape) -> Piece {
     let Some(data) = event.data.as_deref() else { return Piece::of(Kind::Ping) };
+    if data.trim_ascii().is_empty() || event.name.as_ref() == b"ping" {
+        return Piece::of(Kind::Ping);
+    }
     if data.trim_ascii() == b"[DONE]" {
         return Piece::of(Kind::Done);
     }
@@ -26,12 +29,17 @@ pub fn event(event: &Event, shape: &Shape) -> Piece {
     if let Some(text) = error_in(&object, event.name.as_ref() == b"error") {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
-    let Some(choices) = choices(&object) else { return Piece::of(Kind::Unreadable) };
+    // Some servers report usage in an object of its own, without any choices.
+    let alone = object.value("choices").is_none() && object.value("usage").is_some();
+    let found = if alone { Some(vec![]) } else { choices(&object) };
+    let Some(choices) = found else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Opener);
     for choice in &choices {
         let says_more = choice.delta.as_ref().is_some_and(|delta| delta.count(&mut piece.produced));
-        piece.finishes |= choice.finish_reason.is_some();
-        if says_more || choice.finish_reason.is_some() {
+        // Some servers send an empty reason where others send none.
+        let finishes = choice.finish_reason.as_deref().is_some_and(|reason| !reason.is_empty());
+        piece.finished += u64::from(finishes);
+        if says_more || finishes {
             piece.kind = Kind::Meaningful;
         }
     }
@@ -61,7 +69,7 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
             message.count(&mut piece.produced);
         }
     }
-    piece.finishes = true;
+    piece.finished = shape.choices;
     piece.usage = usage(&object);
     piece.tier = tier(&object);
     piece.edits = edits(&object, shape, false);
@@ -221,7 +229,7 @@ mod tests {
     use crate::stream::sse::Scanner;
 
     fn shape(wants_usage: bool) -> Shape {
-        Shape { stream: true, wants_usage, public_model: "gpt-a".into(), request_id: "r".into() }
+        Shape { stream: true, choices: 1, wants_usage, public_model: "gpt-a".into(), request_id: "r".into() }
     }
 
     fn piece(data: &str, wants_usage: bool) -> (Piece, String) {
@@ -266,7 +274,7 @@ mod tests {
             assert_eq!(piece(&chunk(delta, "null"), false).0.kind, Kind::Meaningful, "{delta}");
         }
         let (last, _) = piece(&chunk("{}", "\"stop\""), false);
-        assert!(last.finishes && last.kind == Kind::Meaningful);
+        assert!(last.finished == 1 && last.kind == Kind::Meaningful);
     }
 
     #[test]
