@@ -22,6 +22,8 @@ pub struct Script {
     pub model: Option<String>,
     /// Absent, this provider never tells usage.
     pub usage: Option<UsageScript>,
+    /// The service tier that answers name; absent, `anthropic` says `standard` and `openai` nothing.
+    pub service_tier: Option<String>,
     /// Waited before anything is written, a fault included.
     pub delay_head_ms: u64,
     /// Waited between the head (and the comments, if any) and the first event or the whole body.
@@ -64,6 +66,7 @@ impl Default for Script {
             text: ["Hello", ", ", "world", "!"].map(String::from).to_vec(),
             model: None,
             usage: Some(UsageScript::default()),
+            service_tier: None,
             delay_head_ms: 0,
             delay_first_event_ms: 0,
             delay_chunk_ms: 0,

@@ -129,6 +129,31 @@ async fn cached_and_written_tokens_are_charged_at_their_prices() {
 }
 
 #[tokio::test]
+async fn the_tier_that_served_is_charged_in_both_dialects() {
+    let tiers = |base: &str, priority: &str| {
+        format!(
+            "price: {{ input: \"{base}\", output: \"15\", service_tiers: {{ priority: {{ input: \"{priority}\", output: \"30\" }} }} }}"
+        )
+    };
+    for (served, nano) in [("standard", 10 * 3_000 + 5 * 15_000), ("priority", 10 * 6_000 + 5 * 30_000)] {
+        for request in [stream(), whole()] {
+            let only = claude(&json!({ "service_tier": served }).to_string()).await;
+            let gateway = Setup::new(&[only.address()]).dialect("anthropic").model(&tiers("3", "6")).start();
+            assert_eq!(ask(request).send(gateway.http).await.status, 200);
+            assert_eq!(gateway.spent(1), nano, "{served}");
+        }
+    }
+    // Priority was asked for, and the standard tier served.
+    for (served, nano) in [("default", 105_000), ("priority", 210_000)] {
+        let only = upstream(script(&json!({ "service_tier": served }).to_string())).await;
+        let gateway = Setup::new(&[only.address()]).model(&tiers("3", "6")).start();
+        let asked = stream_request().replace("\"stream\"", "\"service_tier\":\"priority\",\"stream\"");
+        assert_eq!(Call::post(asked).send(gateway.http).await.status, 200);
+        assert_eq!(gateway.spent(1), nano, "{served}");
+    }
+}
+
+#[tokio::test]
 async fn every_kind_of_failure_before_the_message_goes_to_the_next_candidate() {
     let opened = format!(r#"{{"fault":{{"kind":"error_event","pieces":0,"body":"{OVERLOADED}"}}}}"#);
     let at_once =
