@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_name_of_the_model_changes() {
+    fn only_the_name_of_the_model_and_a_bound_that_was_lowered_change() {
         let text = with(r#","stream":true,"metadata":{"id":9007199254740993,"z":1.10}"#);
         let facts = facts(&text);
         let manners = |native: &str| Manners {
@@ -410,6 +410,9 @@ mod tests {
         let sent = json::apply(text.as_bytes(), &mut edits(&facts, &BOUND, &manners("up-c")));
         assert_eq!(String::from_utf8(sent).unwrap(), text.replace("claude-a", "up-c"));
         assert_eq!(edits(&facts, &BOUND, &manners("claude-a")), []);
+        let lowered = Bound { clamped: Some(7), ..BOUND };
+        let sent = json::apply(text.as_bytes(), &mut edits(&facts, &lowered, &manners("claude-a")));
+        assert_eq!(String::from_utf8(sent).unwrap(), text.replace(":100,", ":7,"));
     }
 
     proptest! {
