@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -35,6 +36,8 @@ pub struct Booted {
     pub boot: i64,
     threads: Threads,
     ledger: JoinHandle<Finished>,
+    /// Locked as long as this process may spend what it has leased.
+    _owner: File,
 }
 
 /// The ledger's file in a data folder.
@@ -46,10 +49,12 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 /// Starts the embedded store.
 ///
 /// # Errors
-/// When files cannot be made, read or written, or an earlier journal is damaged.
+/// When files cannot be made, read or written, an earlier journal is damaged, or another process
+/// serves from the same folder.
 pub fn start(config: &Config) -> anyhow::Result<Booted> {
     let data = &config.data;
-    std::fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let owner = own(data)?;
     let mut ledger = Sqlite::open(&ledger_file(data)).context("cannot open the ledger")?;
     let journals = data.join("journal");
     let dead = journal::dead_boots(&journals).context("cannot read the journals of earlier boots")?;
@@ -69,25 +74,51 @@ pub fn start(config: &Config) -> anyhow::Result<Booted> {
     restore_budgets(&mut ledger, &store, &keys)?;
     let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
         .context("cannot start the ledger")?;
-    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot })
+    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot, _owner: owner })
 }
 
 impl Booted {
     /// Settles what was dropped, writes and books everything, and gives the lease back. What cannot
-    /// be booked now is replayed by the next start.
+    /// be booked now, or is still open, is left to the next start: a boot ends with nothing in doubt.
     pub fn stop(self) {
         self.store.sweep();
         // The store's and the caller's handles keep no thread alive: only the writer feeds the ledger.
         let stopped = self.threads.stop();
-        let Ok((mut ledger, mut all_booked)) = self.ledger.join() else {
+        let Ok((mut ledger, all_booked)) = self.ledger.join() else {
             tracing::error!("the ledger's thread broke; the next start replays its journal");
             return;
         };
-        if all_booked && let Err(error) = ledger.end_boot(self.boot) {
-            tracing::error!(%error, "the lease could not be given back; the next start does it");
-            all_booked = false;
+        if !(all_booked && stopped.is_complete()) {
+            tracing::warn!(
+                boot = self.boot,
+                "something is still in doubt; the next start replays the journal"
+            );
+            return;
         }
-        stopped.forget(all_booked);
+        match ledger.end_boot(self.boot) {
+            Ok(()) => stopped.forget(),
+            Err(error) => {
+                tracing::error!(%error, "the lease could not be given back; the next start does it");
+            }
+        }
+    }
+}
+
+/// Makes this process the only one that leases from the ledger in `data`: two that start together
+/// could both take the money of a boot that died.
+fn own(data: &Path) -> anyhow::Result<File> {
+    let path = data.join("owner.lock");
+    let lock = File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => anyhow::bail!(
+            "store.path: another gateway serves from {}; stop it first, or give this one a folder of its own",
+            data.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
     }
 }
 

@@ -105,6 +105,9 @@ pub enum Refused {
 /// How requests and tokens per minute stand, where they are limited.
 pub type Standings = (Option<Standing>, Option<Standing>);
 
+/// What a key's or a model's calls, or all of an account, have cost since a time in Unix milliseconds.
+pub type SpentSince<'a> = dyn Fn(Option<KeyDigest>, Option<&str>, i64) -> Amount + 'a;
+
 impl Purse {
     /// What may still be held.
     #[must_use]
@@ -200,13 +203,7 @@ impl Purse {
 
     /// What was spent in the windows of budgets before this process began, as `spent` knows it by key,
     /// model and the window's begin.
-    pub fn restore(
-        &mut self,
-        now: Now,
-        key: KeyDigest,
-        scopes: &Scopes,
-        spent: &dyn Fn(Option<KeyDigest>, Option<&str>, i64) -> Amount,
-    ) {
+    pub fn restore(&mut self, now: Now, key: KeyDigest, scopes: &Scopes, spent: &SpentSince<'_>) {
         self.account.restore(now, &scopes.account, |since| spent(None, None, since));
         let state = self.keys.entry(key).or_default();
         state.counters.restore(now, &scopes.key, |since| spent(Some(key), None, since));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -66,7 +66,7 @@ async fn books(
     headers: HeaderMap,
     Json(verb): Json<Verb>,
 ) -> Result<Json<serde_json::Value>, (StatusCode, String)> {
-    let given = headers.get(AUTHORIZATION).map(|v| v.as_bytes()).unwrap_or_default();
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let wanted = format!("Bearer {}", admin.token);
     if !bool::from(given.ct_eq(wanted.as_bytes())) {
         return Err((

@@ -22,7 +22,7 @@ pub(super) fn start(
     shared: Arc<Shared>,
     folder: &Path,
     ledger: SyncSender<Posting>,
-) -> io::Result<(JoinHandle<()>, JoinHandle<()>)> {
+) -> io::Result<(JoinHandle<bool>, JoinHandle<()>)> {
     let sync = Arc::new(Syncer::default());
     let segment = Segment::create(folder, 1)?;
     let mut writer = Writer {
@@ -94,7 +94,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&mut self) {
+    /// Writes until it is told to stop; answers whether every hold has ended.
+    fn run(&mut self) -> bool {
         let mut tries_left = LAST_TRIES;
         loop {
             let (entries, stop) = self.wait();
@@ -121,6 +122,7 @@ impl Writer {
             }
         }
         self.sync.stop();
+        self.open.is_empty()
     }
 
     /// Waits for entries; for a tick at most while something is open.

@@ -85,7 +85,7 @@ impl KeyTable {
                     keys.insert(digest, Arc::new(principal));
                 }
                 Err(error) => {
-                    tracing::error!(%error, key = hint, "a key's settings cannot be read: it is off")
+                    tracing::error!(%error, key = hint, "a key's settings cannot be read: it is off");
                 }
             }
         }

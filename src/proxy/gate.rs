@@ -41,6 +41,7 @@ use pingora::protocols::http::{HttpTask, ServerSession};
 use pingora::protocols::l4::socket::SocketAddr;
 use pingora::{Error, ErrorType, RetryType};
 use pingora_proxy::Session;
+use tokio::sync::watch;
 
 use super::bodies::Reserved;
 use super::headers::{self, Answered};
@@ -553,9 +554,9 @@ fn bytes_acked(socket: RawFd) -> Option<u64> {
 }
 
 /// Puts the guard between Pingora and the real session.
-pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>) {
+pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>, cut: watch::Receiver<bool>) {
     let real = std::mem::replace(&mut *session.downstream_session, nobody());
-    let guard = Guard { real: Some(real), gate: Arc::clone(gate) };
+    let guard = Guard { real: Some(real), gate: Arc::clone(gate), cut };
     *session.downstream_session = ServerSession::new_custom(Box::new(guard));
 }
 
@@ -578,6 +579,8 @@ fn nobody() -> ServerSession {
 struct Guard {
     real: Option<ServerSession>,
     gate: Arc<Gate>,
+    /// Turns true when the process leaves and cannot wait longer.
+    cut: watch::Receiver<bool>,
 }
 
 impl Drop for Guard {
@@ -751,13 +754,24 @@ impl CustomSession for Guard {
                     None => std::future::pending().await,
                 }
             };
+            #[expect(clippy::expect_used, reason = "the real session leaves only in `Drop`")]
+            let real = self.real.as_mut().expect("the real session leaves only in `Drop`");
+            let leaving = async {
+                if self.cut.wait_for(|cut| *cut).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
             tokio::select! {
                 biased;
-                read = self.real_mut().read_body_or_idle(true), if here => match read {
+                read = real.read_body_or_idle(true), if here => match read {
                     Ok(bytes) => return Ok(bytes),
                     Err(_) if self.caller_leaves() => {}
                     Err(error) => return Err(Error::because(CALLER_LEFT, "while the answer was awaited", error)),
                 },
+                () = leaving => {
+                    self.gate.lock().time_out(Timer::Drain);
+                    return Error::e_explain(TIMER, Timer::Drain.word());
+                }
                 what = wait => match what {
                     Due::Look => self.gate.lock().look(),
                     Due::Timer(timer) => {

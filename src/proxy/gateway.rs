@@ -63,7 +63,7 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
         match self.receive(session, ctx).await {
             Ok(Asked::Call(call)) => {
-                gate::wrap(session, &call.gate);
+                gate::wrap(session, &call.gate, self.drain.cuts());
                 ctx.stage = Stage::Admitted(call);
                 Ok(false)
             }

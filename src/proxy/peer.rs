@@ -104,7 +104,7 @@ impl Gateway {
         }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
-        let next = tried.failure.fails_over() && call.planner.has_next(now);
+        let next = tried.failure.fails_over() && call.planner.has_next(now) && !self.drain.is_cut();
         tracing::info!(
             target: "decision",
             request_id,

@@ -15,7 +15,7 @@ use crossbeam_queue::ArrayQueue;
 use filters::ids::{AccountId, KeyDigest};
 use filters::limit::{Now, Scopes, Want};
 use filters::money::{Amount, Settlement, settle};
-use filters::purse::{EndHold, Purse, Refused, Reserve, Standings};
+use filters::purse::{EndHold, Purse, Refused, Reserve, SpentSince, Standings};
 
 use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
 use crate::clock;
@@ -79,7 +79,7 @@ impl Embedded {
         account: AccountId,
         key: KeyDigest,
         scopes: &Scopes,
-        spent: &dyn Fn(Option<KeyDigest>, Option<&str>, i64) -> Amount,
+        spent: &SpentSince<'_>,
     ) {
         let now = self.inner.now();
         self.inner.with_purse(account, |purse| purse.restore(now, key, scopes, spent));

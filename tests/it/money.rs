@@ -12,7 +12,7 @@ use tollgate::serve;
 use tollgate::store::{Admit, Charge, Deny, Holds, Ticket};
 
 use super::support::gateway::free_address;
-use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
+use super::support::{Call, Setup, script, stream_request, upstream, whole_request};
 
 /// A request whose hold is the same every time: 1,000 tokens of output and the bytes of the body.
 fn request() -> String {
@@ -141,6 +141,42 @@ async fn sigterm_lets_streams_end_and_leaves_nothing_to_replay() {
     assert_eq!(leased, 0, "and the lease given back");
 }
 
+#[tokio::test]
+async fn after_the_drain_time_a_stream_ends_with_an_error_event_and_its_charge() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_after_pieces","pieces":2}}"#)).await;
+    let setup = Setup::new(&[only.address()]).providers("idle: 60s");
+    let mut gateway = setup.drain_max("200ms").start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-TERM");
+    gateway.wait_for_log("calls are cut");
+    let rest = String::from_utf8(caller.rest().await).unwrap();
+    assert!(rest.contains("\"error\"") && rest.contains("0\r\n\r\n"), "a clean end: {rest}");
+    assert!(gateway.wait().success());
+    assert!(gateway.spent(1) > 0, "what was delivered is charged");
+    assert_eq!(gateway.account("alpha", 1).leased_nano, 0, "and the lease given back");
+}
+
+#[tokio::test]
+async fn a_drain_takes_no_new_call_and_sigint_ends_it() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_after_pieces","pieces":2}}"#)).await;
+    let setup = Setup::new(&[only.address()]).providers("idle: 60s");
+    let mut gateway = setup.drain_max("60s").start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-TERM");
+    while tokio::net::TcpStream::connect(gateway.http).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    gateway.signal("-INT");
+    assert!(gateway.wait().success());
+    let gateway = gateway.kill_and_restart();
+    assert!(gateway.spent(1) > 0, "a call that was cut off is charged by its last progress");
+    assert!(gateway.ledger_is_right());
+}
+
 /// A store that breaks inside a hook, in the middle of an answer.
 struct Breaking {
     inner: Arc<dyn Holds>,
@@ -227,13 +263,11 @@ async fn a_config_fault_ends_with_64_and_names_every_line() {
 }
 
 #[tokio::test]
-async fn a_second_process_on_the_same_books_waits_its_turn() {
+async fn a_second_process_on_the_same_books_is_turned_away() {
     let only = upstream(Script::default()).await;
     let gateway = Setup::new(&[only.address()]).start();
-    // All money is leased to the first: the second can serve nothing that is billed.
-    let second = Gateway::beside(&gateway);
-    let refused = Call::post(stream_request()).send(second.http).await;
-    assert_eq!(refused.status, 402);
+    let refused = gateway.try_beside();
+    assert!(refused.contains("store.path: another gateway serves from"), "{refused}");
     assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
     assert!(gateway.ledger_is_right());
 }

@@ -31,6 +31,7 @@ pub struct Setup {
     balance: String,
     dialect: &'static str,
     mixed: bool,
+    drain_max: &'static str,
 }
 
 /// A running gateway.
@@ -55,6 +56,7 @@ impl Setup {
             balance: "1.00".to_owned(),
             dialect: "openai",
             mixed: false,
+            drain_max: "10s",
         }
     }
 
@@ -101,6 +103,12 @@ impl Setup {
         self
     }
 
+    /// How long calls may go on after SIGTERM.
+    pub fn drain_max(mut self, time: &'static str) -> Self {
+        self.drain_max = time;
+        self
+    }
+
     /// The balance of the account, in USD.
     pub fn balance(mut self, usd: &str) -> Self {
         self.balance = usd.to_owned();
@@ -127,7 +135,7 @@ impl Setup {
                 "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let Self { extra, balance, key, account, model, .. } = self;
+        let Self { extra, balance, key, account, model, drain_max, .. } = self;
         let price = format!("price: {price}");
         let model = match model.as_str() {
             "" => price,
@@ -137,7 +145,7 @@ impl Setup {
         format!(
             "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
-             drain: {{ pre: 0s, max: 10s }}\n\
+             drain: {{ pre: 10ms, max: {drain_max} }}\n\
              {extra}\
              providers:\n{providers}\
              models:\n  {name}:\n    {model}\n    \
@@ -277,18 +285,20 @@ impl Gateway {
         self.child.wait().expect("its exit")
     }
 
-    /// A second process on the same store, with ports of its own.
-    pub fn beside(first: &Self) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (http, admin) = (free_address(), free_address());
-        let yaml = std::fs::read_to_string(first.folder().join("tollgate.yaml")).expect("the config");
-        let data = first.folder().join("data");
+    /// What a second process says that wants to serve from the same store.
+    pub fn try_beside(&self) -> String {
+        let yaml = std::fs::read_to_string(self.folder().join("tollgate.yaml")).expect("the config");
         let yaml = yaml
-            .replace(&first.http.to_string(), &http.to_string())
-            .replace(&first.admin.to_string(), &admin.to_string())
-            .replace("./data", data.to_str().expect("a path"));
-        std::fs::write(folder.path().join("tollgate.yaml"), yaml).expect("the config");
-        Self::spawn(folder, http, admin)
+            .replace(&self.http.to_string(), &free_address().to_string())
+            .replace(&self.admin.to_string(), &free_address().to_string());
+        std::fs::write(self.folder().join("second.yaml"), yaml).expect("the config");
+        let serve = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["--config", "second.yaml", "serve"])
+            .current_dir(self.folder())
+            .output()
+            .expect("the second process");
+        assert!(!serve.status.success(), "two processes serve from one store");
+        String::from_utf8_lossy(&serve.stderr).into_owned()
     }
 
     /// What a verb of the command line prints.
