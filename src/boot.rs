@@ -18,8 +18,8 @@ use filters::money::{Amount, settle};
 
 use crate::clock;
 use crate::config::checked::{Account, Config};
-use crate::journal::{self, Dead, Hold, Journal, Settled, Threads};
-use crate::ledger::port::{Movement, NewKey, Scope, What};
+use crate::journal::{self, Dead, Hold, Journal, Replayed, Settled, Threads};
+use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Sqlite};
 use crate::pool::keys::{KeyTable, digest, hint};
@@ -128,10 +128,7 @@ fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow:
         let boot = dead.boot;
         let replayed = dead.replay().context("cannot replay the journal of an earlier boot")?;
         let (settled, orphans) = (replayed.settled.len(), replayed.orphans.len());
-        ledger.post(boot, &replayed.settled)?;
-        let ends = end_orphans(ledger.leases(boot)?, replayed.orphans);
-        ledger.post(boot, &ends)?;
-        ledger.end_boot(boot)?;
+        book(ledger, boot, replayed)?;
         dead.forget().context("cannot delete a replayed journal")?;
         tracing::info!(boot, settled, orphans, "an earlier boot did not end; its calls are booked now");
     }
@@ -142,6 +139,17 @@ fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow:
         }
     }
     Ok(())
+}
+
+/// Books what a dead boot's journal says, and ends the boot. May be begun again at any point.
+///
+/// # Errors
+/// [`LedgerError`] when the books cannot be written.
+pub fn book(ledger: &mut dyn Ledger, boot: i64, replayed: Replayed) -> Result<(), LedgerError> {
+    ledger.post(boot, &replayed.settled)?;
+    let ends = end_orphans(ledger.leases(boot)?, replayed.orphans);
+    ledger.post(boot, &ends)?;
+    ledger.end_boot(boot)
 }
 
 /// Settles holds that never ended at what they had cost by their last progress record.

@@ -23,6 +23,7 @@ mod limits;
 mod money;
 mod operators;
 mod repeats;
+mod simulation;
 mod streams;
 mod support;
 mod wall;
