@@ -19,6 +19,7 @@ mod books;
 mod callers;
 mod docs;
 mod errors;
+mod kills;
 mod limits;
 mod money;
 mod operators;

@@ -7,6 +7,7 @@ use filters::ids::AccountId;
 use filters::money::{Amount, Settlement};
 use tollgate::config;
 use tollgate::drain::Drain;
+use tollgate::journal::record::Record;
 use tollgate::mock::Script;
 use tollgate::serve;
 use tollgate::store::{Admit, Charge, Deny, Holds, Ticket};
@@ -52,6 +53,49 @@ async fn a_balance_for_three_holds_admits_three_of_twenty() {
     let row = gateway.account("alpha", 3);
     assert_eq!(row.balance_nano, 3 * hold_nano() + 1, "they were charged nothing");
     assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
+    let granted = 300 * hold_nano() + 1;
+    let setup = Setup::new(&[only.address()]).providers("first_byte: 60s, first_event: 60s");
+    let gateway = setup.balance(&format!("{granted}e-9")).start();
+    let (over, _) = tokio::sync::watch::channel(false);
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..1000 {
+        let (http, mut over) = (gateway.http, over.subscribe());
+        callers.spawn(async move {
+            let mut caller = Call::post(request()).begin(http).await;
+            tokio::select! {
+                head = caller.try_head() => head.map(|head| head.status),
+                _ = over.wait_for(|over| *over) => None,
+            }
+        });
+    }
+    for _ in 0..700 {
+        assert_eq!(callers.join_next().await.unwrap().unwrap(), Some(402));
+    }
+    only.wait_for_requests(300).await;
+    assert_eq!(gateway.metric("tollgate_holds_open").await, 300);
+    over.send_replace(true);
+    while let Some(waiting) = callers.join_next().await {
+        assert_eq!(waiting.unwrap(), None, "its hold was placed");
+    }
+    gateway.wait_until_settled().await;
+    assert_eq!(gateway.account("alpha", 300).balance_nano, granted, "they were charged nothing");
+    assert!(gateway.ledger_is_right());
+
+    let mut free = granted;
+    for record in gateway.journal() {
+        match record {
+            Record::Hold(hold) => free -= hold.amount,
+            Record::Settled(end) => free += end.parts[0] - end.settlement().charged().nano(),
+            Record::Progress { .. } | Record::Probe => {}
+        }
+        assert!(free >= 0, "no prefix of the journal spends more than there was");
+    }
+    assert_eq!(free, granted);
 }
 
 #[tokio::test]

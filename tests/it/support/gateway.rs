@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tollgate::journal::record::{Record, decode};
 use tollgate::ledger::port::{AccountRow, StatementLine};
 use tollgate::ledger::{Ledger as _, Sqlite};
 
@@ -233,7 +234,7 @@ impl Gateway {
 
     /// The latest lines of an account's statement.
     pub fn statement(&self, name: &str) -> Vec<StatementLine> {
-        self.ledger().statement(name, 1000).expect("a statement")
+        self.ledger().statement(name, 1_000_000).expect("a statement")
     }
 
     /// What the account `alpha` has spent, in nano-dollars, once `calls` of its calls are booked.
@@ -319,6 +320,25 @@ impl Gateway {
         } else {
             Err(String::from_utf8_lossy(&out.stderr).into_owned())
         }
+    }
+
+    /// All that this boot has written, in order; segments that were booked whole are gone.
+    pub fn journal(&self) -> Vec<Record> {
+        let boots = std::fs::read_dir(self.folder().join("data/journal")).expect("journals");
+        let boot = boots.filter_map(Result::ok).map(|boot| boot.path()).max().expect("this boot");
+        let mut segments: Vec<_> =
+            std::fs::read_dir(boot).expect("segments").filter_map(|f| Some(f.ok()?.path())).collect();
+        segments.retain(|path| path.extension().is_some_and(|e| e == "log"));
+        segments.sort();
+        let bytes: Vec<u8> =
+            segments.iter().flat_map(|path| std::fs::read(path).expect("a segment")).collect();
+        let mut records = vec![];
+        let mut rest = bytes.as_slice();
+        while let Ok((record, length)) = decode(rest) {
+            records.push(record);
+            rest = &rest[length..];
+        }
+        records
     }
 
     /// Waits until the journal has grown and then stood still for two looks: progress is written.
