@@ -1,5 +1,6 @@
 //! The running gateway: Pingora's services around a booted store.
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -182,14 +183,24 @@ impl Keeper {
         }
     }
 
+    /// Says once that a name cannot be looked up, and once that it can be again.
     async fn look_up(&self) {
+        let mut unknown: HashSet<String> = HashSet::new();
         let mut tick = tokio::time::interval(LOOKUP);
         loop {
             tick.tick().await;
             let snapshot = self.pool.load();
             for (endpoint, live) in snapshot.catalogue.endpoints.iter().zip(&snapshot.live) {
-                if let Err(error) = live.refresh().await {
-                    tracing::warn!(%error, endpoint = endpoint.name, "the address of an endpoint cannot be looked up");
+                let name = &endpoint.name;
+                match live.refresh().await {
+                    Ok(()) if unknown.remove(name) => {
+                        tracing::info!(endpoint = name, "the address of an endpoint is known again");
+                    }
+                    Ok(()) => {}
+                    Err(error) if unknown.insert(name.clone()) => {
+                        tracing::warn!(%error, endpoint = name, "the address of an endpoint cannot be looked up");
+                    }
+                    Err(_) => {}
                 }
             }
         }

@@ -16,6 +16,10 @@ use serde::de::IgnoredAny;
 /// How deep arrays and objects may nest. `serde_json` itself stops at 128.
 pub const DEPTH_MAX: usize = 120;
 
+/// How many members an object may have whose members we look at; requests of all dialects have about
+/// thirty. A body of a million tiny members must not become a million structs.
+pub const MEMBERS_MAX: usize = 1024;
+
 /// Why a text is not an object that can be worked on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
@@ -28,6 +32,9 @@ pub enum Malformed {
     /// It nests deeper than [`DEPTH_MAX`].
     #[error("nested deeper than {DEPTH_MAX} levels")]
     TooDeep,
+    /// It has more than [`MEMBERS_MAX`] members.
+    #[error("more than {MEMBERS_MAX} members")]
+    TooMany,
 }
 
 /// One member of the outermost object.
@@ -58,15 +65,18 @@ pub fn check(text: &[u8]) -> Result<&str, Malformed> {
 /// The members of the object `text`, in their order.
 ///
 /// # Errors
-/// [`Malformed`] when brackets or strings do not close, or nest too deep. A text that passes here
+/// [`Malformed`] when brackets or strings do not close, nest too deep or are too many. A text that passes here
 /// may still be bad JSON inside its values: see [`check`].
 pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
     let mut scan = Scan { text, at: 0 };
     let mut found = Vec::with_capacity(12);
     scan.walk(|member| {
         found.push(member);
-        true
+        found.len() <= MEMBERS_MAX
     })?;
+    if found.len() > MEMBERS_MAX {
+        return Err(Malformed::TooMany);
+    }
     scan.skip_space();
     if scan.at < text.len() {
         return Err(Malformed::Syntax(format!("trailing characters at byte {}", scan.at)));

@@ -34,6 +34,9 @@ const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The largest body whose tokens are counted, in bytes: about a tenth of a second of one core.
 const COUNT_BYTES_MAX: usize = 1 << 20;
 
+/// A larger body is read off the threads that serve; this one takes about a millisecond.
+const READ_AT_ONCE_BYTES: usize = 256 << 10;
+
 /// A body, and its place in memory.
 pub(super) struct Body {
     pub(super) bytes: Bytes,
@@ -49,7 +52,7 @@ impl Gateway {
         principal: Arc<Principal>,
         body: Body,
     ) -> Result<Call, Rejection> {
-        let facts = ctx.dialect.read(&body.bytes)?;
+        let facts = read(ctx.dialect, &body.bytes).await?;
         let model = find_model(&snapshot, &principal, ctx.dialect, &facts.model)?;
         let wish = Wish { ctx, principal: &principal, model: &model, facts: &facts };
         let (ticket, bound) = self.hold(&wish, &body.bytes).await?;
@@ -135,6 +138,18 @@ impl Gateway {
         self.metrics.holds_denied.with_label_values(&[word]).inc();
         rejection
     }
+}
+
+/// What the body asks for; a large one is read where others need not wait for it.
+async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
+    if body.len() <= READ_AT_ONCE_BYTES {
+        return dialect.read(body);
+    }
+    let body = body.clone();
+    tokio::task::spawn_blocking(move || dialect.read(&body)).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a body could not be read");
+        Err(Rejection::new(Reason::Internal, "Something broke in the gateway."))
+    })
 }
 
 /// What a hold is sized by.

@@ -3,7 +3,12 @@
 //! A field that we act on and that comes twice is refused: the upstream might read the other one.
 //! Deliberately absent: what a field means, which is each dialect's own.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
 
 use super::object::Object;
 use crate::json::{self, Malformed};
@@ -84,6 +89,49 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Hands each element of the JSON list `text` to `visit`, one at a time: a list of a million tiny
+/// elements must not become a million structs.
+///
+/// # Errors
+/// What `visit` refuses, or what `malformed` makes of a text that is no such list.
+pub(super) fn each<'a, T: Deserialize<'a>>(
+    text: &'a str,
+    malformed: impl FnOnce(serde_json::Error) -> Rejection,
+    visit: impl FnMut(T) -> Result<(), Rejection>,
+) -> Result<(), Rejection> {
+    let mut refused = None;
+    let visitor = Each { visit, refused: &mut refused, element: PhantomData };
+    let read = serde_json::Deserializer::from_str(text).deserialize_seq(visitor);
+    match refused {
+        Some(rejection) => Err(rejection),
+        None => read.map_err(malformed),
+    }
+}
+
+struct Each<'r, T, V> {
+    visit: V,
+    refused: &'r mut Option<Rejection>,
+    element: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>, V: FnMut(T) -> Result<(), Rejection>> Visitor<'de> for Each<'_, T, V> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+        while let Some(element) = list.next_element()? {
+            if let Err(rejection) = (self.visit)(element) {
+                *self.refused = Some(rejection);
+                return Err(serde::de::Error::custom("refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
 pub(super) fn invalid(param: &'static str, what: &str) -> Rejection {
     Rejection::new(Reason::InvalidValue, format!("`{param}` {what}.")).param(param)
 }
@@ -96,9 +144,9 @@ pub(super) fn size(text: &str) -> u64 {
 fn json_text(body: &[u8]) -> Result<&str, Rejection> {
     // Nesting is looked at first: whoever parses next may recurse.
     if let Ok(text) = std::str::from_utf8(body)
-        && matches!(json::members(text), Err(Malformed::TooDeep))
+        && let Err(why @ (Malformed::TooDeep | Malformed::TooMany)) = json::members(text)
     {
-        return Err(malformed(Malformed::TooDeep));
+        return Err(malformed(why));
     }
     json::check(body).map_err(malformed)
 }

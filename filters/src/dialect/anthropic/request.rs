@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::super::Manners;
-use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, invalid, size};
+use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
 use crate::facts::{Facts, Input, Spans};
 use crate::hold::Bound;
 use crate::json::Edit;
@@ -120,15 +120,11 @@ struct Sizes {
 
 impl Sizes {
     fn messages(&mut self, text: &str) -> Result<(), Rejection> {
-        let messages: Vec<Message<'_>> = serde_json::from_str(text)
-            .map_err(|e| invalid("messages", &format!("must be a list of messages ({e})")))?;
-        for message in &messages {
+        let no_list = |e| invalid("messages", &format!("must be a list of messages ({e})"));
+        each(text, no_list, |message: Message<'_>| {
             self.input.messages += 1;
-            if let Some(content) = message.content {
-                self.content(content.get(), "messages")?;
-            }
-        }
-        Ok(())
+            message.content.map_or(Ok(()), |content| self.content(content.get(), "messages"))
+        })
     }
 
     /// Text, or a list of blocks.
@@ -140,12 +136,8 @@ impl Sizes {
         if !content.starts_with('[') {
             return Ok(()); // null, or something that the provider will refuse
         }
-        let blocks: Vec<Block<'_>> = serde_json::from_str(content)
-            .map_err(|e| invalid(field, &format!("must have text or a list of blocks as content ({e})")))?;
-        for block in &blocks {
-            self.block(block, field)?;
-        }
-        Ok(())
+        let no_list = |e| invalid(field, &format!("must have text or a list of blocks as content ({e})"));
+        each(content, no_list, |block: Block<'_>| self.block(&block, field))
     }
 
     fn block(&mut self, block: &Block<'_>, field: &'static str) -> Result<(), Rejection> {
@@ -173,14 +165,13 @@ impl Sizes {
     }
 
     fn tools(&mut self, text: &str) -> Result<(), Rejection> {
-        let tools: Vec<Tool<'_>> = serde_json::from_str(text)
-            .map_err(|e| invalid("tools", &format!("must be a list of tools ({e})")))?;
-        if tools.is_empty() {
-            return Ok(());
-        }
-        self.text(size(text));
-        self.input.template_tokens = TOOLS_TOKENS_MAX;
-        for tool in &tools {
+        let no_list = |e| invalid("tools", &format!("must be a list of tools ({e})"));
+        let mut any = false;
+        each(text, no_list, |tool: Tool<'_>| {
+            if !std::mem::replace(&mut any, true) {
+                self.text(size(text));
+                self.input.template_tokens = TOOLS_TOKENS_MAX;
+            }
             match tool.kind.as_deref() {
                 None | Some("custom") => {}
                 Some(kind) if CALLER_TOOLS.iter().any(|known| kind.starts_with(known)) => {
@@ -190,8 +181,8 @@ impl Sizes {
                 // It runs at the provider's, and what it finds is input again.
                 Some(_) => self.input.beyond_body = true,
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn text(&mut self, bytes: u64) {
@@ -292,6 +283,8 @@ mod tests {
     #[test]
     fn what_is_missing_or_comes_twice_is_named() {
         let without = |field: &str| with("").replace(&format!("\"{field}\""), "\"x\"");
+        let many = with(&r#","x":1"#.repeat(json::MEMBERS_MAX));
+        assert_eq!(refused(&many).0, Reason::InvalidJson);
         for field in ["model", "max_tokens", "messages"] {
             assert_eq!(refused(&without(field)), (Reason::MissingField, Some(field)));
         }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, invalid, size};
+use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
 use super::super::{Manners, OutputField};
 use crate::facts::{Facts, Input, Spans};
 use crate::hold::Bound;
@@ -149,13 +149,11 @@ fn tier(request: &Fields<'_>) -> Result<Tier, Rejection> {
 fn messages(request: &Fields<'_>) -> Result<Input, Rejection> {
     let mut input = Input::default();
     let text = request.needed("messages", "")?;
-    let messages: Vec<Message<'_>> = serde_json::from_str(text)
-        .map_err(|e| invalid("messages", &format!("must be a list of messages ({e})")))?;
-    for message in &messages {
+    let no_list = |e| invalid("messages", &format!("must be a list of messages ({e})"));
+    each(text, no_list, |message: Message<'_>| {
         input.messages += 1;
-        let Some(content) = message.content else { continue };
-        count_content(content.get(), &mut input)?;
-    }
+        message.content.map_or(Ok(()), |content| count_content(content.get(), &mut input))
+    })?;
     Ok(input)
 }
 
@@ -167,9 +165,8 @@ fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
     if !content.starts_with('[') {
         return Ok(()); // null, or something that the provider will refuse
     }
-    let parts: Vec<Part<'_>> = serde_json::from_str(content)
-        .map_err(|e| invalid("messages", &format!("content must be text or a list of parts ({e})")))?;
-    for part in parts {
+    let no_list = |e| invalid("messages", &format!("content must be text or a list of parts ({e})"));
+    each(content, no_list, |part: Part<'_>| {
         match part.kind.as_deref() {
             Some("text" | "refusal") => {
                 let text = part.text.map_or(0, |t| size(t.get()).saturating_sub(2));
@@ -185,8 +182,8 @@ fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
             // Audio, files and whatever comes next: their tokens cannot be told from here.
             _ => input.beyond_body = true,
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[derive(Deserialize)]
