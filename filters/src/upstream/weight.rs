@@ -9,6 +9,13 @@
 //!   puts an endpoint below an equal neighbour within three calls. A second without calls gives
 //!   back some of it (half in 15 s): by then the slow signal knows what the fast one forgets.
 //!
+//! Two softer cases. A watchdog that trips on a *reused* connection may have met a dead connection
+//! instead of a dead endpoint, so it moves the fast factor by half. And an endpoint whose breaker has
+//! just closed starts anew, but **slowly**: its share grows from 10 % to all of it within 30 s, since
+//! caches over there are cold and whoever fell over once falls over again under a sudden full load.
+//! The share is kept apart from the factor, because in a strict order a weight of 10 % is either
+//! first or not; [`crate::route`] gives it the first place in that share of the calls.
+//!
 //! Deliberately absent: refusing an endpoint. That is the breaker's.
 
 use std::time::{Duration, Instant};
@@ -23,6 +30,12 @@ const CALL_FADE: f64 = 0.99;
 const PRIOR: f64 = 5.0;
 const SLOW_POWER: i32 = 6;
 const FAST_ALPHA: f64 = 0.25;
+/// What a failure moves that may have been the connection's alone.
+const SOFT_ALPHA: f64 = FAST_ALPHA / 2.0;
+/// The share with which an endpoint begins after its breaker has closed.
+const SLOW_START_SHARE: f64 = 0.1;
+/// When it has its whole share again.
+const SLOW_START: Duration = Duration::from_secs(30);
 
 /// What one endpoint's calls have taught.
 #[derive(Clone, Copy, Debug)]
@@ -31,17 +44,41 @@ pub struct Health {
     bad: f64,
     fast: f64,
     at: Instant,
+    reopened: Option<Instant>,
 }
 
 impl Health {
     /// An endpoint of which nothing is known: fully trusted.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { good: 0.0, bad: 0.0, fast: 1.0, at: now }
+        Self { good: 0.0, bad: 0.0, fast: 1.0, at: now, reopened: None }
+    }
+
+    /// An endpoint whose breaker has just closed: trusted anew, but slowly.
+    #[must_use]
+    pub fn reopened(now: Instant) -> Self {
+        Self { reopened: Some(now), ..Self::new(now) }
     }
 
     /// Notes a call that ended well or badly. Neutral ends (caller faults, 429) are not for here.
     pub fn record(&mut self, now: Instant, success: bool) {
+        self.note(now, success, FAST_ALPHA);
+    }
+
+    /// Notes a failure that may have been the reused connection's alone.
+    pub fn record_soft_failure(&mut self, now: Instant) {
+        self.note(now, false, SOFT_ALPHA);
+    }
+
+    /// The share of its calls that it may have: less than 1 only in the 30 s after it came back.
+    #[must_use]
+    pub fn share(&self, now: Instant) -> f64 {
+        let Some(reopened) = self.reopened else { return 1.0 };
+        let grown = now.saturating_duration_since(reopened).as_secs_f64() / SLOW_START.as_secs_f64();
+        (SLOW_START_SHARE + (1.0 - SLOW_START_SHARE) * grown).clamp(SLOW_START_SHARE, 1.0)
+    }
+
+    fn note(&mut self, now: Instant, success: bool, alpha: f64) {
         self.fade(now);
         self.good *= CALL_FADE;
         self.bad *= CALL_FADE;
@@ -51,7 +88,7 @@ impl Health {
             self.bad += 1.0;
         }
         let target = f64::from(u8::from(success));
-        self.fast += FAST_ALPHA * (target - self.fast);
+        self.fast += alpha * (target - self.fast);
     }
 
     /// What to multiply the configured weight by: more than 0, at most 1.
@@ -117,7 +154,40 @@ mod tests {
         assert!(health.factor(after(now, 900)) > 0.9);
     }
 
+    #[test]
+    fn an_endpoint_that_came_back_has_its_whole_share_after_thirty_seconds() {
+        let now = Instant::now();
+        let health = Health::reopened(now);
+        assert!((health.share(now) - 0.1).abs() < 1e-9);
+        assert!((health.share(after(now, 15)) - 0.55).abs() < 1e-9);
+        assert!((health.share(after(now, 30)) - 1.0).abs() < 1e-9);
+        assert!((Health::new(now).share(now) - 1.0).abs() < 1e-9, "a new one has it at once");
+    }
+
+    #[test]
+    fn a_trip_on_a_reused_connection_moves_the_weight_by_half() {
+        let now = Instant::now();
+        let (mut soft, mut hard) = (Health::new(now), Health::new(now));
+        soft.record_soft_failure(now);
+        hard.record(now, false);
+        assert!((1.0 - soft.fast) * 2.0 - (1.0 - hard.fast) < 1e-9);
+        assert!(soft.fast < 1.0);
+    }
+
     proptest! {
+        #[test]
+        fn the_share_only_grows(steps in prop::collection::vec(0_u64..20_000, 0..20)) {
+            let mut now = Instant::now();
+            let health = Health::reopened(now);
+            let mut before = 0.0;
+            for step in steps {
+                now += Duration::from_millis(step);
+                let share = health.share(now);
+                prop_assert!(share >= before && (0.1..=1.0).contains(&share));
+                before = share;
+            }
+        }
+
         #[test]
         fn factor_is_always_a_usable_number(
             calls in prop::collection::vec((any::<bool>(), 0_u64..10_000_000), 0..200),
