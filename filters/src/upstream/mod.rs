@@ -1,5 +1,8 @@
-//! What is known about the other side: how well an endpoint does, how long it may take.
+//! What is known about the other side: how well an endpoint does, how long it may take, whether it
+//! may be asked at all. One machine per file.
 
 pub mod deadline;
 pub mod failure;
+pub mod sketch;
+pub mod watchdog;
 pub mod weight;
