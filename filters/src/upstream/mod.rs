@@ -1,8 +1,13 @@
 //! What is known about the other side: how well an endpoint does, how long it may take, whether it
 //! may be asked at all. One machine per file.
 
+pub mod backoff;
+pub mod breaker;
 pub mod deadline;
 pub mod failure;
+pub mod last_resort;
+pub mod node_fault;
+pub mod retry_budget;
 pub mod sketch;
 pub mod watchdog;
 pub mod weight;
