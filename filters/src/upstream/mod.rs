@@ -3,10 +3,12 @@
 
 pub mod backoff;
 pub mod breaker;
+pub mod classify;
 pub mod deadline;
 pub mod failure;
 pub mod last_resort;
 pub mod node_fault;
+pub mod rest;
 pub mod retry_budget;
 pub mod sketch;
 pub mod watchdog;
