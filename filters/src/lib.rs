@@ -32,6 +32,7 @@ pub mod ids;
 pub mod json;
 pub mod meter;
 pub mod money;
+pub mod preferences;
 pub mod route;
 pub mod stream;
 pub mod upstream;
