@@ -100,6 +100,15 @@ impl Planner {
         }
     }
 
+    /// Candidates that the breaker refuses, for the case that everybody else fails: they stand in line
+    /// behind the order, take nothing from its shares, and leave its last one without a watchdog.
+    #[must_use]
+    pub fn falling_back_on(mut self, now: Instant, refused: Vec<EndpointId>) -> Self {
+        let line = |endpoint| Again { endpoint, at: now, failures: 0, waited_for: false };
+        self.again.extend(refused.into_iter().map(line));
+        self
+    }
+
     /// The next attempt. Counts it as made, or the wait as waited.
     pub fn next_attempt(&mut self, now: Instant) -> NextAttempt {
         let next = self.peek(now);
@@ -148,10 +157,11 @@ impl Planner {
     }
 
     /// The candidate just planned was refused before anything was sent: it was no attempt. It may be asked
-    /// again at `until`.
-    pub fn refused(&mut self, now: Instant, until: Instant) {
+    /// again at `until`, if that is worth a wait.
+    pub fn refused(&mut self, now: Instant, until: Option<Instant>) {
         let Some(refused) = self.current.take() else { return };
         self.made = self.made.saturating_sub(1);
+        let Some(until) = until else { return };
         let at = until.max(now + REFUSED_PAUSE);
         self.again.push(Again { at, waited_for: false, ..refused });
     }
@@ -364,11 +374,23 @@ mod tests {
         let now = Instant::now();
         let mut plan = planner(2, 2, now, Duration::from_secs(60));
         plan.next_attempt(now);
-        plan.refused(now, now + Duration::from_secs(2));
+        plan.refused(now, Some(now + Duration::from_secs(2)));
         assert_eq!(plan.made(), 0);
         assert!(matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(1), .. }));
         plan.failed(now, &Failure::Status(429), None, &mut rng());
         assert_eq!(plan.next_attempt(now), NextAttempt::WaitUntil(now + Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn refused_routes_are_fallen_back_on_last_and_cost_the_others_nothing() {
+        let now = Instant::now();
+        let mut plan = planner(1, 5, now, Duration::from_secs(60)).falling_back_on(now, vec![EndpointId(7)]);
+        let first = NextAttempt::Try { endpoint: EndpointId(0), share: Duration::from_secs(50), last: true };
+        assert_eq!(plan.next_attempt(now), first);
+        plan.failed(now, &Failure::Connect, None, &mut rng());
+        assert!(matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(7), .. }));
+        plan.refused(now, None);
+        assert!(matches!(plan.next_attempt(now), NextAttempt::WaitUntil(_)), "back to the first");
     }
 
     #[test]
@@ -407,7 +429,7 @@ mod tests {
                         let rest = rest_ms.map(|ms| now + Duration::from_millis(ms));
                         if what == 0 {
                             let until = rest.unwrap_or(now);
-                            plan.refused(now, until);
+                            plan.refused(now, Some(until));
                             not_before[endpoint.0] = until;
                             continue;
                         }

@@ -59,6 +59,8 @@ pub struct Breaker {
     forgive_from: Instant,
     row: u32,
     window: Window,
+    /// Until when a call that had no other route may be under way although it is open.
+    resort: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,15 @@ pub enum Others {
     None,
 }
 
+/// How many calls without another route may be under way at an endpoint that refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// One.
+    One,
+    /// As many as the gate of the model lets through.
+    AsTheGateSays,
+}
+
 /// What an outcome changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -130,6 +141,7 @@ impl Breaker {
             forgive_from: now,
             row: 0,
             window: Window::new(now),
+            resort: None,
         }
     }
 
@@ -156,13 +168,25 @@ impl Breaker {
         }
     }
 
-    /// Admits a call although the breaker refuses: the last resort of a model without any other route.
-    pub fn begin_anyway(&mut self, now: Instant, lease_end: Instant) -> Permit {
+    /// Admits a call although the breaker refuses, because it has no other route. `crowd`: whether more
+    /// than one at a time may.
+    ///
+    /// # Errors
+    /// The moment at which the one that is under way ends at the latest.
+    pub fn begin_anyway(&mut self, now: Instant, lease_end: Instant, crowd: Crowd) -> Result<Permit, Instant> {
+        let alone = crowd == Crowd::One;
         match self.state {
-            State::Closed => Permit { epoch: self.epoch, probe: false },
+            State::Closed => Ok(Permit { epoch: self.epoch, probe: false }),
             // While it is open such a call changes nothing yet: only its success will.
-            State::Open { until } if now < until => Permit { epoch: self.epoch, probe: true },
-            State::Open { .. } | State::HalfOpen { .. } => self.probe(lease_end),
+            State::Open { until } if now < until => match self.resort.filter(|end| alone && *end > now) {
+                Some(end) => Err(end),
+                None => {
+                    self.resort = Some(lease_end);
+                    Ok(Permit { epoch: self.epoch, probe: true })
+                }
+            },
+            State::HalfOpen { lease: Some(end), .. } if alone && now < end => Err(end),
+            State::Open { .. } | State::HalfOpen { .. } => Ok(self.probe(lease_end)),
         }
     }
 
@@ -177,6 +201,9 @@ impl Breaker {
     ) -> Change {
         if permit.epoch != self.epoch {
             return Change::None;
+        }
+        if permit.probe {
+            self.resort = None;
         }
         match self.state {
             State::Closed => self.end_closed(now, verdict, others, rng),
@@ -351,6 +378,10 @@ mod tests {
 
         fn begin(&mut self) -> Result<Permit, Instant> {
             self.breaker.begin(self.now, self.now + LEASE)
+        }
+
+        fn anyway(&mut self, crowd: Crowd) -> Result<Permit, Instant> {
+            self.breaker.begin_anyway(self.now, self.now + LEASE, crowd)
         }
 
         fn end(&mut self, permit: Permit, verdict: Verdict) -> Change {
@@ -538,11 +569,13 @@ mod tests {
         played.open();
         let Admission::Refused(until) = played.breaker.admission(played.now) else { panic!("open") };
         for _ in 0..30 {
-            let permit = played.breaker.begin_anyway(played.now, played.now + LEASE);
+            let permit = played.anyway(Crowd::One).unwrap();
+            assert!(played.anyway(Crowd::One).is_err(), "one at a time");
             assert_eq!(played.end(permit, Verdict::Failure), Change::None);
         }
         assert_eq!(played.breaker.admission(played.now), Admission::Refused(until));
-        let permit = played.breaker.begin_anyway(played.now, played.now + LEASE);
+        let permit = played.anyway(Crowd::One).unwrap();
+        assert!(played.anyway(Crowd::AsTheGateSays).is_ok());
         assert_eq!(played.end(permit, Verdict::Success), Change::None);
         assert_eq!(played.breaker.admission(played.now), Admission::Probe, "its success counts");
     }
