@@ -1,7 +1,8 @@
 //! What is known about the other side: how well an endpoint does, how long it may take, whether it
-//! may be asked at all. One machine per file.
+//! may be asked at all. One machine per file; [`board`] holds them together for the edge.
 
 pub mod backoff;
+pub mod board;
 pub mod breaker;
 pub mod classify;
 pub mod deadline;

@@ -261,6 +261,16 @@ impl Rests {
         }
     }
 
+    /// Takes over what another has of an endpoint and its credential, under their new ids.
+    pub fn adopt(&mut self, other: &Self, old: (EndpointId, CredentialId), new: (EndpointId, CredentialId)) {
+        if let Some(until) = other.endpoints.get(&old.0) {
+            self.endpoints.insert(new.0, *until);
+        }
+        if let Some(rest) = other.credentials.get(&old.1) {
+            self.credentials.insert(new.1, *rest);
+        }
+    }
+
     /// The operator has put a new credential in its place.
     pub fn renewed(&mut self, id: CredentialId) {
         self.credentials.remove(&id);

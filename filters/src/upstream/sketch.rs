@@ -131,6 +131,12 @@ impl Window {
     #[must_use]
     pub fn merged(&mut self, now: Instant) -> Sketch {
         self.turn(now);
+        self.merged_as_it_is()
+    }
+
+    /// The same without forgetting anything first, for who may only read.
+    #[must_use]
+    pub fn merged_as_it_is(&self) -> Sketch {
         let mut all = Sketch::default();
         self.slices.iter().for_each(|slice| all.merge(slice));
         all

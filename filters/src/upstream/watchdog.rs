@@ -222,7 +222,7 @@ impl Seen {
     }
 
     /// This class and the larger ones as one.
-    fn from_class_up(&self, class: usize) -> (Sketch, Sketch) {
+    fn this_class_up(&self, class: usize) -> (Sketch, Sketch) {
         let mut sum = (Sketch::default(), Sketch::default());
         for (head, event) in self.classes.iter().skip(class) {
             sum.0.merge(head);
@@ -244,8 +244,8 @@ impl Table {
         let mut before = Limits { head: Duration::ZERO, event: Duration::ZERO };
         Self(std::array::from_fn(|class| {
             let alone = own.classes.get(class).cloned().unwrap_or_default();
-            let chain = [alone, own.from_class_up(class)];
-            let borrowed = wide.from_class_up(class);
+            let chain = [alone, own.this_class_up(class)];
+            let borrowed = wide.this_class_up(class);
             let limit = |bounds: &Bounds, of: fn(&(Sketch, Sketch)) -> &Sketch| {
                 let own = chain.iter().find_map(|pair| bounds.learn(of(pair)));
                 let borrowed = || bounds.learn(of(&borrowed)).map(|limit| limit.max(bounds.cold));
@@ -262,7 +262,7 @@ impl Table {
     /// The limits of one class, where the operator fixed none.
     #[must_use]
     pub fn limits(&self, class: PromptClass, head: Limit, event: Limit) -> Limits {
-        let learnt = self.0.get(class.index()).or(self.0.last());
+        let learnt = self.0.get(class.index());
         let or = |limit: Limit, of: fn(&Limits) -> Duration| match limit {
             Limit::Fixed(fixed) => fixed,
             Limit::Auto => learnt.map_or(Duration::MAX, of),
