@@ -26,6 +26,7 @@ pub mod attempt;
 pub mod auth;
 pub mod dialect;
 pub mod exhausted;
+pub mod explain;
 pub mod facts;
 pub mod hold;
 pub mod ids;
