@@ -335,13 +335,19 @@ mod tests {
         let mut plan = planner(2, 5, now, Duration::from_secs(60));
         plan.next_attempt(now);
         plan.failed(now, &Failure::Status(503), None, &mut rng());
-        assert!(matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(1), .. }), "at once");
+        assert!(
+            matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(1), .. }),
+            "at once"
+        );
         plan.failed(now, &Failure::Status(429), None, &mut rng());
         let NextAttempt::WaitUntil(at) = plan.next_attempt(now) else { panic!("waits") };
         assert!(at <= now + Duration::from_millis(200));
         assert_eq!(plan.next_attempt(now), NextAttempt::WaitUntil(at), "asking twice waits once");
         assert_eq!(plan.waited(), at - now);
-        assert!(matches!(plan.next_attempt(at), NextAttempt::Try { endpoint: EndpointId(0), last: true, .. }));
+        assert!(matches!(
+            plan.next_attempt(at),
+            NextAttempt::Try { endpoint: EndpointId(0), last: true, .. }
+        ));
         plan.failed(at, &Failure::Credential(401), None, &mut rng());
         assert_eq!(plan.next_attempt(at), NextAttempt::Stop(StopReason::Exhausted));
     }

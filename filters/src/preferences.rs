@@ -235,11 +235,7 @@ impl MaxPrice {
     }
 }
 
-fn read_provider(
-    text: &str,
-    preferences: &mut Preferences,
-    request: &[Member<'_>],
-) -> Result<(), Rejection> {
+fn read_provider(text: &str, preferences: &mut Preferences, request: &[Member<'_>]) -> Result<(), Rejection> {
     let bad = || invalid("provider", "`provider` must be an object such as {\"order\": [\"name\"]}.");
     let members = json::members(text).map_err(|_| bad())?;
     let mut seen: Vec<&str> = vec![];
@@ -383,7 +379,10 @@ mod tests {
     fn a_request_without_preferences_has_none_and_loses_nothing() {
         let stated = read(r#"{"model":"m","messages":[]}"#).unwrap();
         assert_eq!(stated, Stated::default());
-        assert_eq!(read(r#"{"model":"m","provider":null,"models":null}"#).unwrap().preferences, Preferences::default());
+        assert_eq!(
+            read(r#"{"model":"m","provider":null,"models":null}"#).unwrap().preferences,
+            Preferences::default()
+        );
     }
 
     #[test]
@@ -431,7 +430,8 @@ mod tests {
             let cuts = read(body).unwrap().cuts;
             let mut edits: Vec<_> = cuts.into_iter().map(|span| Edit { span, with: vec![] }).collect();
             let rest = json::apply(body.as_bytes(), &mut edits);
-            let rest: serde_json::Value = serde_json::from_slice(&rest).unwrap_or_else(|e| panic!("{body}: {e}"));
+            let rest: serde_json::Value =
+                serde_json::from_slice(&rest).unwrap_or_else(|e| panic!("{body}: {e}"));
             let keys: Vec<_> = rest.as_object().unwrap().keys().collect();
             assert!(keys.iter().all(|key| *key == "model"), "{body}: {keys:?}");
             assert_eq!(keys.len(), usize::from(body.contains("\"model\"")));

@@ -9,6 +9,10 @@
 //! **explore**: they begin with a standby, and so does at least one call per 30 s while the model has
 //! traffic. That keeps weights, sketches and connections warm; and a call that finds it dead fails over.
 //!
+//! A **preferred** route that failures pushed down needs more than that to come back in time, or to be found
+//! dead for good: a fifth of the calls, at most one a second, begin with it. Dead, it fails its five in a
+//! row within seconds and its breaker opens; alive, it has proved so within half a minute.
+//!
 //! An endpoint that **starts slowly** takes part in a share of the calls and stands behind everyone in the
 //! others: in a strict order a tenth of a weight would be all or nothing.
 
@@ -23,6 +27,10 @@ use crate::upstream::backoff::fraction;
 const EXPLORE_PART: f64 = 0.01;
 /// At least one call explores in this time.
 const EXPLORE_EVERY: Duration = Duration::from_secs(30);
+/// The part of the calls that try a preferred route which lost its place.
+const RETURN_PART: f64 = 0.2;
+/// And not more often than this.
+const RETURN_EVERY: Duration = Duration::from_secs(1);
 /// What is left of a weight in a call in which an endpoint stands back.
 const STAND_BACK: f64 = 0.001;
 
@@ -82,6 +90,7 @@ pub fn weight_in_share(weight: f64, share: f64, rng: &mut impl RngCore) -> f64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Explorer {
     last: Option<Instant>,
+    last_return: Option<Instant>,
 }
 
 impl Explorer {
@@ -91,6 +100,16 @@ impl Explorer {
         let due = fraction(rng) < EXPLORE_PART || now.saturating_duration_since(last) >= EXPLORE_EVERY;
         if due {
             self.last = Some(now);
+        }
+        due
+    }
+
+    /// Whether the call that comes now should try a preferred route that lost its place.
+    pub fn return_is_due(&mut self, now: Instant, rng: &mut impl RngCore) -> bool {
+        let rested = self.last_return.is_none_or(|last| now.saturating_duration_since(last) >= RETURN_EVERY);
+        let due = rested && fraction(rng) < RETURN_PART;
+        if due {
+            self.last_return = Some(now);
         }
         due
     }
@@ -170,6 +189,17 @@ mod tests {
         let mut explorer = Explorer::default();
         let due = (0..100_000).filter(|_| explorer.is_due(now, &mut rng)).count();
         assert!((800..1200).contains(&due), "{due}");
+    }
+
+    #[test]
+    fn a_route_that_lost_its_place_is_tried_at_most_once_a_second() {
+        let start = Instant::now();
+        let mut rng = Pcg64Mcg::seed_from_u64(8);
+        let mut explorer = Explorer::default();
+        let due =
+            (0..10_000).filter(|n| explorer.return_is_due(start + Duration::from_millis(10 * n), &mut rng));
+        let due = due.count();
+        assert!((90..=100).contains(&due), "{due} in 100 s");
     }
 
     #[test]

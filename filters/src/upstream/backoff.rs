@@ -15,12 +15,7 @@ const MAX: Duration = Duration::from_secs(8);
 
 /// When an endpoint that has failed `failures` times for this request may be asked again.
 #[must_use]
-pub fn again_at(
-    now: Instant,
-    failures: u32,
-    not_before: Option<Instant>,
-    rng: &mut impl RngCore,
-) -> Instant {
+pub fn again_at(now: Instant, failures: u32, not_before: Option<Instant>, rng: &mut impl RngCore) -> Instant {
     let bound = BASE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX);
     let at = now + bound.mul_f64(fraction(rng));
     not_before.map_or(at, |rest_end| at.max(rest_end))

@@ -241,6 +241,8 @@ pub struct Stand {
     pub weight: u32,
     /// What health makes of it.
     pub factor: f64,
+    /// Its failures weigh on it.
+    pub has_lost_weight: bool,
     /// The share of calls that it may have.
     pub share: f64,
     /// What its breaker says.
@@ -361,7 +363,8 @@ impl Board {
         let old_model = |name: &str| self.layout.models.iter().position(|spec| spec.name == name);
         for (at, (spec, state)) in new.layout.endpoints.iter().zip(&mut new.endpoints).enumerate() {
             let Some(old_at) = old_endpoint(&spec.name) else { continue };
-            let Some((old, old_state)) = self.layout.endpoints.get(old_at).zip(self.endpoints.get(old_at)) else {
+            let Some((old, old_state)) = self.layout.endpoints.get(old_at).zip(self.endpoints.get(old_at))
+            else {
                 continue;
             };
             state.clone_from(old_state);
@@ -524,6 +527,13 @@ impl Board {
         self.leave(pass.place);
     }
 
+    /// A free active check of an endpoint has passed: an open breaker lets a probe through at once.
+    pub fn check_passed(&mut self, now: Instant, endpoint: EndpointId) {
+        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+            state.breaker.check_passed(now);
+        }
+    }
+
     /// Since when this node has been cut off from all its endpoints.
     #[must_use]
     pub const fn cut_off_since(&self) -> Option<Instant> {
@@ -557,10 +567,11 @@ impl Board {
                 route,
                 weight: spec.weight,
                 factor: state.health.factor(now),
+                has_lost_weight: state.health.has_lost_weight(now),
                 share: state.health.share(now),
                 breaker: state.breaker.admission(now),
                 rest: self.rests.standing(now, *endpoint, spec.credential),
-                dropped: ask.preferences.drops(&self.facts(route, ask.form)),
+                dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
             })
         };
         routes.iter().filter_map(stand).collect()
@@ -613,26 +624,28 @@ impl Board {
             Sort::WeightedRandom => route::spread(&mut candidates, rng),
         }
         let is_probe = |candidate: &Candidate| {
-            admitted
-                .iter()
-                .any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
+            admitted.iter().any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
         };
         let mut routes: Vec<Route> = vec![];
         if ask.preferences.fix_order() {
             routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
-            ask.preferences.arrange(&mut routes, |route| self.facts(*route, ask.form));
+            ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
             return (routes, place);
         }
         // A half-open endpoint is asked by whoever comes: its success is what opens the way again.
         if let Some(probe) = candidates.iter().position(is_probe) {
             route::begin_with(&mut candidates, probe);
+        } else if let Some(lost) = lost_place(&candidates, &admitted)
+            && model.explorer.return_is_due(now, rng)
+        {
+            route::begin_with(&mut candidates, lost);
         } else if model.explorer.is_due(now, rng)
             && let Some(standby) = self.least_called(&candidates)
         {
             route::begin_with(&mut candidates, standby);
         }
         routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
-        ask.preferences.arrange(&mut routes, |route| self.facts(*route, ask.form));
+        ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
         (routes, place)
     }
 
@@ -642,7 +655,9 @@ impl Board {
         candidates.iter().enumerate().skip(1).min_by_key(|(_, c)| called(c)).map(|(place, _)| place)
     }
 
-    fn facts(&self, route: Route, form: Form) -> RouteFacts<'_> {
+    /// What preferences may ask about a route.
+    #[must_use]
+    pub fn route_facts(&self, route: Route, form: Form) -> RouteFacts<'_> {
         let spec = self.layout.endpoints.get(route.endpoint.0);
         let state = self.routes.get(&route);
         RouteFacts {
@@ -686,8 +701,7 @@ impl Board {
         if let Some(state) = self.endpoints.get_mut(endpoint.0) {
             state.health.record(now, true);
         }
-        let notice =
-            self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
+        let notice = self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
         Ended { not_before: None, notice }
     }
 
@@ -833,9 +847,10 @@ impl Board {
     fn another_admits(&self, now: Instant, model: ModelId, but: Option<EndpointId>) -> bool {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
         routes.iter().filter(|endpoint| Some(**endpoint) != but).any(|endpoint| {
-            let closed = self.endpoints.get(endpoint.0).is_some_and(|state| {
-                !matches!(state.breaker.admission(now), Admission::Refused(_))
-            });
+            let closed = self
+                .endpoints
+                .get(endpoint.0)
+                .is_some_and(|state| !matches!(state.breaker.admission(now), Admission::Refused(_)));
             let credential = self.credential(*endpoint);
             closed
                 && credential.is_some_and(|credential| {
@@ -945,6 +960,17 @@ fn censored(timer: Timer, timing: Timing, limits: Limits) -> Timing {
     }
 }
 
+/// The place of a route that would stand before the first one if it had not failed.
+fn lost_place(candidates: &[Candidate], admitted: &[&Stand]) -> Option<usize> {
+    let stand = |c: &Candidate| admitted.iter().find(|stand| stand.route.endpoint == c.endpoint);
+    let first = stand(candidates.first()?)?;
+    let lost = |c: &Candidate| {
+        let stand = stand(c).filter(|s| s.has_lost_weight && s.weight >= first.weight);
+        stand.is_some_and(|s| s.share >= 1.0 && s.rest != Standing::OnTrial)
+    };
+    candidates.iter().skip(1).position(lost).map(|place| place + 1)
+}
+
 fn nobody(now: Instant, stands: &[Stand]) -> Found {
     let wanted: Vec<&Stand> = stands.iter().filter(|stand| stand.dropped.is_none()).collect();
     if wanted.is_empty() && !stands.is_empty() {
@@ -952,8 +978,7 @@ fn nobody(now: Instant, stands: &[Stand]) -> Found {
         return Found::NoneFits(dropped.collect());
     }
     let soonest = wanted.iter().filter_map(|stand| stand.refused_until()).min();
-    let limited =
-        |stand: &&Stand| matches!(stand.rest, Standing::Resting { cause: Cause::RateLimit, .. });
+    let limited = |stand: &&Stand| matches!(stand.rest, Standing::Resting { cause: Cause::RateLimit, .. });
     Found::AllRefused {
         soonest: soonest.unwrap_or(now + Duration::from_secs(1)),
         rate_limited: !wanted.is_empty() && wanted.iter().all(limited),
@@ -964,5 +989,347 @@ const fn index(form: Form) -> usize {
     match form {
         Form::Stream => 0,
         Form::Whole => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand_core::SeedableRng;
+    use rand_pcg::Pcg64Mcg;
+
+    use super::*;
+
+    const M: ModelId = ModelId(0);
+
+    struct Played {
+        board: Board,
+        now: Instant,
+        rng: Pcg64Mcg,
+    }
+
+    fn spec(n: usize, weight: u32) -> EndpointSpec {
+        EndpointSpec {
+            name: format!("e{n}"),
+            provider: format!("p{n}"),
+            credential: CredentialId { provider: n, index: 0 },
+            weight,
+            first_byte: Limit::Auto,
+            first_event: Limit::Auto,
+            price: None,
+            parameters: None,
+        }
+    }
+
+    fn layout(weights: &[u32]) -> Layout {
+        Layout {
+            endpoints: weights.iter().enumerate().map(|(n, w)| spec(n, *w)).collect(),
+            models: vec![ModelSpec {
+                name: "m".into(),
+                routes: (0..weights.len()).map(EndpointId).collect(),
+                reasoning: false,
+                sort: Sort::Weight,
+            }],
+        }
+    }
+
+    fn route(n: usize) -> Route {
+        Route { model: M, endpoint: EndpointId(n) }
+    }
+
+    fn failed(failure: Failure) -> Outcome {
+        Outcome::Failed { failure, wait: None, timing: Timing::default(), reused: false }
+    }
+
+    impl Played {
+        fn new(weights: &[u32]) -> Self {
+            let now = Instant::now();
+            Self { board: Board::new(now, layout(weights)), now, rng: Pcg64Mcg::seed_from_u64(1) }
+        }
+
+        fn wait(&mut self, ms: u64) {
+            self.now += Duration::from_millis(ms);
+        }
+
+        fn find(&mut self, preferences: &Preferences) -> Found {
+            let ask = Ask { models: &[M], form: Form::Stream, prompt_tokens: 10, preferences };
+            self.board.candidates(self.now, &ask, &mut self.rng)
+        }
+
+        fn plan(&mut self) -> Plan {
+            match self.find(&Preferences::default()) {
+                Found::Plan(plan) => plan,
+                Found::AllRefused { .. } | Found::NoneFits(_) => panic!("somebody can be asked"),
+            }
+        }
+
+        fn order(&mut self) -> Vec<usize> {
+            let plan = self.plan();
+            let order = plan.order.iter().map(|route| route.endpoint.0).collect();
+            self.board.finish(plan.pass);
+            order
+        }
+
+        fn begin(&mut self, pass: &mut Pass, n: usize, last: bool) -> Begun {
+            self.board.begin(self.now, pass, route(n), last, &mut self.rng)
+        }
+
+        /// One attempt at an endpoint, begun with a fresh pass.
+        fn attempt(&mut self, n: usize, outcome: Outcome) -> Ended {
+            let mut pass = self.plan().pass;
+            let Begun::Go { mut ticket, .. } = self.begin(&mut pass, n, false) else { panic!("refused") };
+            if matches!(outcome, Outcome::Served { .. }) {
+                let took = Some(Duration::from_millis(100));
+                let timing = Timing { head: took, event: took };
+                self.board.answered(self.now, &mut ticket, timing, &mut self.rng);
+            }
+            self.board.finish(pass);
+            self.board.end(self.now, ticket, outcome, &mut self.rng)
+        }
+
+        fn open(&mut self, n: usize) {
+            for _ in 0..5 {
+                self.attempt(n, failed(Failure::Status(500)));
+            }
+        }
+    }
+
+    const SERVED: Outcome = Outcome::Served { tokens_per_second: None };
+
+    #[test]
+    fn a_failing_endpoint_falls_behind_its_neighbour_within_three_calls() {
+        let mut played = Played::new(&[100, 80]);
+        assert_eq!(played.order(), [0, 1]);
+        for _ in 0..3 {
+            played.attempt(0, failed(Failure::Status(503)));
+        }
+        let first = (0..100).filter(|_| played.order()[0] == 1).count();
+        assert!(first > 80, "{first}");
+    }
+
+    #[test]
+    fn an_open_breaker_drops_a_route_out_of_the_order_and_into_the_fall_backs() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let plan = played.plan();
+        assert_eq!((plan.order, plan.fall_backs), (vec![route(1)], vec![route(0)]));
+    }
+
+    #[test]
+    fn a_fall_back_lets_one_through_at_a_time() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let (mut one, mut two) = (played.plan().pass, played.plan().pass);
+        assert!(matches!(played.begin(&mut one, 0, false), Begun::Refused(_)), "not before the others");
+        for pass in [&mut one, &mut two] {
+            let Begun::Go { ticket, .. } = played.begin(pass, 1, true) else { panic!("goes") };
+            played.board.end(played.now, ticket, failed(Failure::Connect), &mut played.rng);
+        }
+        assert!(matches!(played.begin(&mut one, 0, false), Begun::Go { .. }));
+        let Begun::Refused(Some(until)) = played.begin(&mut two, 0, false) else { panic!("one at a time") };
+        assert_eq!(until, played.now + PROBE_POLL);
+    }
+
+    #[test]
+    fn a_429_rests_every_endpoint_of_its_credential_and_blames_none() {
+        let now = Instant::now();
+        let mut layout = layout(&[100, 80, 60]);
+        layout.endpoints[1].credential = layout.endpoints[0].credential;
+        let mut played = Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) };
+        let wait = Some(Duration::from_secs(30));
+        let failure = Failure::Status(429);
+        let outcome = Outcome::Failed { failure, wait, timing: Timing::default(), reused: false };
+        let ended = played.attempt(0, outcome);
+        assert_eq!(ended.not_before, Some(now + Duration::from_secs(30)));
+        assert_eq!(played.order(), [2]);
+        assert!(played.plan().fall_backs.is_empty(), "a rest is no fall-back");
+        played.wait(30_000);
+        played.order(); // after thirty seconds one call explores
+        assert_eq!(played.order(), [0, 1, 2], "and it left no mark");
+    }
+
+    #[test]
+    fn all_rate_limited_says_so_with_the_soonest_end() {
+        let mut played = Played::new(&[100, 80]);
+        for (n, seconds) in [(0, 60), (1, 20)] {
+            let wait = Some(Duration::from_secs(seconds));
+            let failure = Failure::Status(429);
+            played.attempt(n, Outcome::Failed { failure, wait, timing: Timing::default(), reused: false });
+        }
+        let Found::AllRefused { soonest, rate_limited } = played.find(&Preferences::default()) else {
+            panic!("all rest")
+        };
+        assert_eq!((soonest, rate_limited), (played.now + Duration::from_secs(20), true));
+    }
+
+    #[test]
+    fn a_refused_credential_rests_with_an_alarm_and_tells_once_it_is_renewed() {
+        let mut played = Played::new(&[100, 80]);
+        let credential = CredentialId { provider: 0, index: 0 };
+        let ended = played.attempt(0, failed(Failure::Credential(401)));
+        assert_eq!(ended.notice, Some(Notice::CredentialAlarm(credential)));
+        assert_eq!(played.order(), [1]);
+        played.board.renewed(credential);
+        assert_eq!((played.order(), played.board.alarms().count()), (vec![0, 1], 0));
+    }
+
+    #[test]
+    fn when_every_breaker_is_open_one_request_tries_and_the_rest_are_told_when() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        played.open(1);
+        let mut plan = played.plan();
+        assert_eq!(plan.order.len(), 2, "the last resort");
+        let found = played.find(&Preferences::default());
+        assert!(matches!(found, Found::AllRefused { rate_limited: false, .. }), "{found:?}");
+        let endpoint = plan.order[0].endpoint.0;
+        let Begun::Go { mut ticket, .. } = played.begin(&mut plan.pass, endpoint, false) else {
+            panic!("goes")
+        };
+        assert!(ticket.is_probe());
+        played.board.answered(played.now, &mut ticket, Timing::default(), &mut played.rng);
+        played.board.finish(plan.pass);
+        let (_one, _two) = (played.plan(), played.plan());
+        assert!(matches!(played.find(&Preferences::default()), Found::AllRefused { .. }), "two, not three");
+    }
+
+    #[test]
+    fn a_closed_breaker_starts_slowly() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        played.wait(13_000);
+        assert_eq!(played.order()[0], 0, "half-open: the next call is the probe");
+        let notices: Vec<_> = (0..3).map(|_| played.attempt(0, SERVED).notice).collect();
+        assert_eq!(notices, [None, None, None], "told when it answered");
+        let first = (0..1_000).filter(|_| played.order()[0] == 0).count();
+        assert!((50..200).contains(&first), "{first}");
+        played.wait(30_000);
+        let first = (0..1_000).filter(|_| played.order()[0] == 0).count();
+        assert!(first > 970, "all but the exploring ones: {first}");
+    }
+
+    #[test]
+    fn a_nodes_own_fault_blames_nobody_not_even_in_hindsight() {
+        let mut played = Played::new(&[100, 80]);
+        let mut last = Ended::default();
+        for n in [0, 0, 0, 0, 1] {
+            last = played.attempt(n, failed(Failure::Connect));
+        }
+        assert_eq!(last.notice, Some(Notice::NodeCutOff));
+        for n in 0..20 {
+            played.attempt(n % 2, failed(Failure::Connect));
+        }
+        assert!(played.board.cut_off_since().is_some());
+        assert_eq!(played.order(), [0, 1], "as if nothing had been");
+        played.attempt(1, SERVED);
+        assert!(played.board.cut_off_since().is_none());
+    }
+
+    #[test]
+    fn the_last_candidate_has_no_watchdog_and_the_others_have() {
+        let mut played = Played::new(&[100, 80]);
+        let mut pass = played.plan().pass;
+        let Begun::Go { first_event, .. } = played.begin(&mut pass, 0, false) else { panic!("goes") };
+        assert_eq!(first_event, Some(Duration::from_secs(5)), "cold");
+        let Begun::Go { first_byte, first_event, .. } = played.begin(&mut pass, 1, true) else {
+            panic!("goes")
+        };
+        assert_eq!((first_byte, first_event), (None, None));
+    }
+
+    #[test]
+    fn extra_attempts_end_with_the_budget() {
+        let mut played = Played::new(&[100, 80]);
+        let mut pass = played.plan().pass;
+        let mut granted = 0;
+        while let Begun::Go { ticket, .. } = played.begin(&mut pass, 0, false) {
+            played.board.end(played.now, ticket, Outcome::CallerLeft, &mut played.rng);
+            granted += 1;
+        }
+        assert_eq!(granted, 101, "the first and a hundred more");
+        assert!(matches!(played.begin(&mut pass, 0, false), Begun::BudgetSpent));
+    }
+
+    #[test]
+    fn preferences_that_leave_nobody_say_which() {
+        let mut played = Played::new(&[100, 80]);
+        let only = Preferences { only: Some(vec!["nobody".into()]), ..Preferences::default() };
+        let Found::NoneFits(dropped) = played.find(&only) else { panic!("none fits") };
+        assert_eq!(dropped.len(), 2);
+        let order = Preferences { order: vec!["p1".into()], no_fallbacks: true, ..Preferences::default() };
+        let Found::Plan(plan) = played.find(&order) else { panic!("one fits") };
+        assert_eq!(plan.order, [route(1)]);
+    }
+
+    #[test]
+    fn a_reload_keeps_what_is_known_by_name() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let mut turned = layout(&[80, 100]);
+        turned.endpoints[0].name = "e1".into();
+        turned.endpoints[1].name = "e0".into();
+        played.board = played.board.reloaded(played.now, turned);
+        assert_eq!(played.order(), [0], "the open one has another place now");
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_of_failures_never_refuses_the_last_route(
+            outcomes in prop::collection::vec(0_u8..5, 1..300), seed: u64,
+        ) {
+            let mut played = Played::new(&[100]);
+            played.rng = Pcg64Mcg::seed_from_u64(seed);
+            let mut row = 0;
+            for outcome in outcomes {
+                played.wait(50);
+                row = if outcome < 2 { 0 } else { row + 1 };
+                let outcome = if outcome < 2 { SERVED } else { failed(Failure::Status(500)) };
+                let ended = played.attempt(0, outcome);
+                if row < 5 {
+                    prop_assert_eq!(ended.notice, None);
+                } else {
+                    break;
+                }
+            }
+        }
+
+        #[test]
+        fn whatever_happens_the_board_answers_and_never_names_a_route_twice(
+            steps in prop::collection::vec((0_u64..20_000, 0_u8..9, any::<bool>()), 1..80), seed: u64,
+        ) {
+            let mut played = Played::new(&[100, 80, 60]);
+            played.rng = Pcg64Mcg::seed_from_u64(seed);
+            for (wait, what, reused) in steps {
+                played.wait(wait);
+                let Found::Plan(mut plan) = played.find(&Preferences::default()) else { continue };
+                let mut all: Vec<_> = plan.order.iter().chain(&plan.fall_backs).copied().collect();
+                all.sort_by_key(|route| route.endpoint);
+                let before = all.len();
+                all.dedup();
+                prop_assert!(before == all.len() && !plan.order.is_empty());
+                let next = plan.order[0];
+                let Begun::Go { ticket, first_byte, first_event } =
+                    played.board.begin(played.now, &mut plan.pass, next, false, &mut played.rng)
+                else { continue };
+                prop_assert!(first_byte.is_some() && first_event >= Some(Duration::from_secs(1)));
+                let failure = match what {
+                    0 => Failure::Connect,
+                    1 => Failure::Timeout(Timer::FirstByte),
+                    2 => Failure::Timeout(Timer::FirstEvent),
+                    3 => Failure::Status(429),
+                    4 => Failure::Credential(401),
+                    5 => Failure::CallerFault(400),
+                    _ => Failure::Status(500),
+                };
+                let outcome = match what {
+                    7 => SERVED,
+                    8 => Outcome::CallerLeft,
+                    _ => Outcome::Failed { failure, wait: None, timing: Timing::default(), reused },
+                };
+                let ended = played.board.end(played.now, ticket, outcome, &mut played.rng);
+                prop_assert!(ended.not_before.is_none_or(|at| at > played.now));
+                played.board.finish(plan.pass);
+            }
+        }
     }
 }

@@ -19,6 +19,10 @@
 //! vanished cannot keep the endpoint out for good. Three successes close it, with a fresh window (the old
 //! failures would open it again at once); one failure opens it, doubled.
 //!
+//! Five minutes are long when the endpoint is well after one. Where it has a free active check, a check that
+//! passes ends the open time: half-open at once. It is believed once: if the probe then fails, the check
+//! does not see what is wrong, and from then on the full time counts until the breaker has closed.
+//!
 //! Calls carry the *epoch* in which they began. What began before the last change proves nothing about
 //! the endpoint of today: a slow success from before the opening does not close it.
 //! A watchdog's trip on a reused connection counts half in the row, as the connection may be to blame.
@@ -59,6 +63,8 @@ pub struct Breaker {
     forgive_from: Instant,
     row: u32,
     window: Window,
+    /// Whether a passed check ends an open time.
+    checks: Checks,
     /// Until when a call that had no other route may be under way although it is open.
     resort: Option<Instant>,
 }
@@ -68,6 +74,14 @@ enum State {
     Closed,
     Open { until: Instant },
     HalfOpen { successes: u32, lease: Option<Instant> },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checks {
+    Believed,
+    /// One has ended an open time; the probe will tell.
+    OnProof,
+    Disproved,
 }
 
 /// What the breaker says to a call that asks now.
@@ -142,6 +156,7 @@ impl Breaker {
             row: 0,
             window: Window::new(now),
             resort: None,
+            checks: Checks::Believed,
         }
     }
 
@@ -173,7 +188,12 @@ impl Breaker {
     ///
     /// # Errors
     /// The moment at which the one that is under way ends at the latest.
-    pub fn begin_anyway(&mut self, now: Instant, lease_end: Instant, crowd: Crowd) -> Result<Permit, Instant> {
+    pub fn begin_anyway(
+        &mut self,
+        now: Instant,
+        lease_end: Instant,
+        crowd: Crowd,
+    ) -> Result<Permit, Instant> {
         let alone = crowd == Crowd::One;
         match self.state {
             State::Closed => Ok(Permit { epoch: self.epoch, probe: false }),
@@ -224,6 +244,17 @@ impl Breaker {
         if permit.probe { self.end(now, permit, Verdict::Success, Others::Admit, rng) } else { Change::None }
     }
 
+    /// An active check of the endpoint has passed.
+    pub fn check_passed(&mut self, now: Instant) {
+        if let State::Open { until } = self.state
+            && now < until
+            && self.checks == Checks::Believed
+        {
+            self.state = State::Open { until: now };
+            self.checks = Checks::OnProof;
+        }
+    }
+
     /// Openings in a row that are not forgiven: each doubles the time that it stays open.
     #[must_use]
     pub const fn openings(&self) -> u32 {
@@ -268,6 +299,7 @@ impl Breaker {
                 self.row = 0;
                 self.window = Window::new(now);
                 self.forgive_from = now;
+                self.checks = Checks::Believed;
                 Change::Closed
             }
             Verdict::Success => {
@@ -281,6 +313,9 @@ impl Breaker {
         if self.state == State::Closed {
             let healthy = now.saturating_duration_since(self.forgive_from).as_secs() / FORGIVE.as_secs();
             self.openings = self.openings.saturating_sub(u32::try_from(healthy).unwrap_or(u32::MAX));
+        }
+        if self.checks == Checks::OnProof {
+            self.checks = Checks::Disproved;
         }
         let doubled = OPEN_MIN.saturating_mul(1 << self.openings.min(5)).min(OPEN_MAX);
         self.openings = self.openings.saturating_add(1);
@@ -561,6 +596,21 @@ mod tests {
             soft += 1;
         }
         assert_eq!(soft + 1, 10);
+    }
+
+    #[test]
+    fn a_passed_check_ends_the_open_time_once() {
+        let mut played = Played::new();
+        played.open();
+        played.breaker.check_passed(played.now);
+        assert_eq!(played.breaker.admission(played.now), Admission::Probe);
+        played.call(Verdict::Failure);
+        played.breaker.check_passed(played.now);
+        assert!(played.begin().is_err(), "the check does not see what is wrong");
+        played.close();
+        played.open();
+        played.breaker.check_passed(played.now);
+        assert!(played.begin().is_ok(), "a breaker that has closed believes anew");
     }
 
     #[test]

@@ -95,8 +95,13 @@ impl Rule {
 /// Codes and types of the big providers whose status alone says something else.
 fn known(code: &str) -> Option<Class> {
     match code {
-        "overloaded_error" | "overloaded" | "engine_overloaded" | "server_error" | "api_error"
-        | "service_unavailable" | "timeout_error" => Some(Class::Transient),
+        "overloaded_error"
+        | "overloaded"
+        | "engine_overloaded"
+        | "server_error"
+        | "api_error"
+        | "service_unavailable"
+        | "timeout_error" => Some(Class::Transient),
         "rate_limit_error" | "rate_limit_exceeded" => Some(Class::RateLimit),
         _ => None,
     }

@@ -324,7 +324,8 @@ impl Rests {
         let earlier = before.map_or(0, |rest| rest.times) - u32::from(under_way.is_some());
         let until = now + wait(earlier).min(REST_MAX);
         let until = under_way.map_or(until, |rest| rest.until.max(until));
-        self.credentials.insert(id, Rest { until, cause, times: earlier.saturating_add(1), trial_until: None });
+        self.credentials
+            .insert(id, Rest { until, cause, times: earlier.saturating_add(1), trial_until: None });
         until
     }
 }
@@ -378,8 +379,19 @@ mod tests {
 
     #[test]
     fn nonsense_is_nothing() {
-        for text in ["", "-1", "NaN", "inf", "1e9", "soon", "1s1", "5x", ".", "1.2.3", "Sun, 99 Nov 1994 08:49:37 GMT"]
-        {
+        for text in [
+            "",
+            "-1",
+            "NaN",
+            "inf",
+            "1e9",
+            "soon",
+            "1s1",
+            "5x",
+            ".",
+            "1.2.3",
+            "Sun, 99 Nov 1994 08:49:37 GMT",
+        ] {
             assert_eq!(said(&[("retry-after", text)], THEN), None, "{text}");
             assert_eq!(said(&[("x-ratelimit-reset-tokens", text)], THEN), None, "{text}");
         }
@@ -492,7 +504,7 @@ mod tests {
         fn dates_agree_with_a_count_of_days(days in 0_u64..100_000, second in 0_u64..86_400) {
             // The same calendar, counted year by year.
             let (mut year, mut left) = (1970, days);
-            let leap = |y: u64| y % 4 == 0 && (y % 100 != 0 || y % 400 == 0);
+            let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
             while left >= 365 + u64::from(leap(year)) {
                 left -= 365 + u64::from(leap(year));
                 year += 1;

@@ -182,9 +182,8 @@ impl Timings {
     /// Notes an answer.
     pub fn record(&mut self, now: Instant, class: PromptClass, timing: Timing) {
         let Some(slot) = self.classes.get_mut(class.index()) else { return };
-        let pair = slot.get_or_insert_with(|| {
-            Box::new(Pair { head: Window::new(now), event: Window::new(now) })
-        });
+        let pair =
+            slot.get_or_insert_with(|| Box::new(Pair { head: Window::new(now), event: Window::new(now) }));
         if let Some(head) = timing.head {
             pair.head.record(now, millis(head));
         }
@@ -328,8 +327,11 @@ mod tests {
         let slow = auto(&mut fed(now, ALL[0], &[99_000; 60]), &Seen::default(), now, ALL[0]);
         assert_eq!((slow.head, slow.event), (Duration::from_secs(30), Duration::from_secs(30)));
         let thinks = fed(now, ALL[0], &[110_000; 60]).seen(now);
-        let limits =
-            Table::learn(&thinks, &Seen::default(), Form::Stream, true).limits(ALL[0], Limit::Auto, Limit::Auto);
+        let limits = Table::learn(&thinks, &Seen::default(), Form::Stream, true).limits(
+            ALL[0],
+            Limit::Auto,
+            Limit::Auto,
+        );
         assert_eq!(limits.event, Duration::from_secs(120));
     }
 
@@ -364,7 +366,10 @@ mod tests {
     fn reasoning_models_and_whole_answers_start_with_more_time() {
         let none = Seen::default();
         let cold = |form, reasoning| {
-            Table::learn(&none, &none, form, reasoning).limits(ALL[0], Limit::Auto, Limit::Auto).event.as_secs()
+            Table::learn(&none, &none, form, reasoning)
+                .limits(ALL[0], Limit::Auto, Limit::Auto)
+                .event
+                .as_secs()
         };
         assert_eq!((cold(Form::Stream, false), cold(Form::Stream, true)), (5, 60));
         assert_eq!((cold(Form::Whole, false), cold(Form::Whole, true)), (60, 120));
