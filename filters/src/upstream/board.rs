@@ -966,7 +966,7 @@ fn lost_place(candidates: &[Candidate], admitted: &[&Stand]) -> Option<usize> {
     let first = stand(candidates.first()?)?;
     let lost = |c: &Candidate| {
         let stand = stand(c).filter(|s| s.has_lost_weight && s.weight >= first.weight);
-        stand.is_some_and(|s| s.share >= 1.0 && s.rest != Standing::OnTrial)
+        stand.is_some_and(|s| s.rest != Standing::OnTrial)
     };
     candidates.iter().skip(1).position(lost).map(|place| place + 1)
 }

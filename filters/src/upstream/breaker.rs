@@ -20,8 +20,9 @@
 //! failures would open it again at once); one failure opens it, doubled.
 //!
 //! Five minutes are long when the endpoint is well after one. Where it has a free active check, a check that
-//! passes ends the open time: half-open at once. It is believed once: if the probe then fails, the check
-//! does not see what is wrong, and from then on the full time counts until the breaker has closed.
+//! passes ends the open time: half-open at once. If the probe then fails, the check did not see what is
+//! wrong, or it flaps: the next passed check counts after half a minute. So a check that is blind costs
+//! two failed probes a minute, and an endpoint that flaps is not lost for five.
 //!
 //! Calls carry the *epoch* in which they began. What began before the last change proves nothing about
 //! the endpoint of today: a slow success from before the opening does not close it.
@@ -49,6 +50,8 @@ const OPEN_MAX: Duration = Duration::from_secs(300);
 const JITTER: f64 = 0.2;
 /// So long closed takes one doubling back.
 const FORGIVE: Duration = Duration::from_secs(300);
+/// So long a check is doubted whose probe has failed.
+const DOUBT: Duration = Duration::from_secs(30);
 /// Successful probes that close it.
 const PROBES: u32 = 3;
 
@@ -81,7 +84,8 @@ enum Checks {
     Believed,
     /// One has ended an open time; the probe will tell.
     OnProof,
-    Disproved,
+    /// The probe failed: not before this moment.
+    Disproved(Instant),
 }
 
 /// What the breaker says to a call that asks now.
@@ -248,7 +252,10 @@ impl Breaker {
     pub fn check_passed(&mut self, now: Instant) {
         if let State::Open { until } = self.state
             && now < until
-            && self.checks == Checks::Believed
+            && match self.checks {
+                Checks::Believed | Checks::OnProof => true,
+                Checks::Disproved(until) => now >= until,
+            }
         {
             self.state = State::Open { until: now };
             self.checks = Checks::OnProof;
@@ -315,7 +322,7 @@ impl Breaker {
             self.openings = self.openings.saturating_sub(u32::try_from(healthy).unwrap_or(u32::MAX));
         }
         if self.checks == Checks::OnProof {
-            self.checks = Checks::Disproved;
+            self.checks = Checks::Disproved(now + DOUBT);
         }
         let doubled = OPEN_MIN.saturating_mul(1 << self.openings.min(5)).min(OPEN_MAX);
         self.openings = self.openings.saturating_add(1);
@@ -599,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_check_ends_the_open_time_once() {
+    fn a_passed_check_ends_the_open_time_and_is_doubted_when_its_probe_fails() {
         let mut played = Played::new();
         played.open();
         played.breaker.check_passed(played.now);
@@ -607,6 +614,9 @@ mod tests {
         played.call(Verdict::Failure);
         played.breaker.check_passed(played.now);
         assert!(played.begin().is_err(), "the check does not see what is wrong");
+        played.wait(30_000);
+        played.breaker.check_passed(played.now);
+        assert_eq!(played.breaker.admission(played.now), Admission::Probe, "half a minute later it counts");
         played.close();
         played.open();
         played.breaker.check_passed(played.now);

@@ -124,7 +124,7 @@ fn compound(text: &str) -> Option<Duration> {
 }
 
 /// `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7). The two obsolete forms are not read: no server of
-/// this century sends them. The crate `httpdate` would bring `SystemTime` along, which this crate bans.
+/// this century sends them. The crate `httpdate` speaks the system clock's type, which this crate bans.
 fn imf_fixdate(text: &str) -> Option<UnixSeconds> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
