@@ -664,6 +664,8 @@ fn an_hour_of_outages_keeps_every_promise() {
                 let back = per.back_after_admitted.unwrap_or(Duration::MAX);
                 assert!(back <= Duration::from_secs(60), "{}", say("full share late"));
             }
+            let silent = matches!(outage.fault, Fault::Hang | Fault::HeadThenSilence);
+            assert!(!silent || per.found_after.is_some(), "{}", say("never found"));
             if let (Some(found), Some(bound)) = (per.found_after, per.found_bound) {
                 // A bucket of the sketch is 1/16 wide; its window is not exactly a thousand calls.
                 let bound = bound.max(Duration::from_secs(1)).mul_f64(1.0 + 1.0 / 8.0);
