@@ -3,7 +3,9 @@
 //! Earlier boots that died are replayed first, so that their money is free again; then this boot
 //! begins, accounts and keys of the `bootstrap:` block are made, and all free money is leased to it.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -16,11 +18,11 @@ use filters::money::{Amount, settle};
 
 use crate::clock;
 use crate::config::checked::{Account, Config};
-use crate::journal::{self, Dead, Hold, Journal, Settled, Threads};
-use crate::ledger::port::{KeyRecord, TopUp};
+use crate::journal::{self, Dead, Hold, Journal, Replayed, Settled, Threads};
+use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Sqlite};
-use crate::pool::keys::{KeyTable, digest};
+use crate::pool::keys::{KeyTable, digest, hint};
 use crate::store::Embedded;
 
 /// Settled calls that may wait between journal and ledger before the journal keeps them itself.
@@ -31,9 +33,11 @@ pub struct Booted {
     pub store: Arc<Embedded>,
     pub journal: Journal,
     pub keys: KeyTable,
+    pub boot: i64,
     threads: Threads,
     ledger: JoinHandle<Finished>,
-    boot: i64,
+    /// Locked as long as this process may spend what it has leased.
+    _owner: File,
 }
 
 /// The ledger's file in a data folder.
@@ -45,10 +49,12 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 /// Starts the embedded store.
 ///
 /// # Errors
-/// When files cannot be made, read or written, or an earlier journal is damaged.
+/// When files cannot be made, read or written, an earlier journal is damaged, or another process
+/// serves from the same folder.
 pub fn start(config: &Config) -> anyhow::Result<Booted> {
     let data = &config.data;
-    std::fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let owner = own(data)?;
     let mut ledger = Sqlite::open(&ledger_file(data)).context("cannot open the ledger")?;
     let journals = data.join("journal");
     let dead = journal::dead_boots(&journals).context("cannot read the journals of earlier boots")?;
@@ -57,34 +63,62 @@ pub fn start(config: &Config) -> anyhow::Result<Booted> {
     for account in &config.accounts {
         bootstrap(&mut ledger, account)?;
     }
-    let keys = KeyTable::new(ledger.keys()?);
+    ledger.snapshot(clock::unix_ms())?;
+    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
     let (journal, threads) = Journal::start(&journals, boot, config.bounds.open_holds_max, postings)
         .context("cannot start the journal")?;
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(boot)?;
     let store = Embedded::new(leases, journal.clone(), config.bounds.open_holds_max);
+    restore_budgets(&mut ledger, &store, &keys)?;
     let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
         .context("cannot start the ledger")?;
-    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot })
+    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot, _owner: owner })
 }
 
 impl Booted {
     /// Settles what was dropped, writes and books everything, and gives the lease back. What cannot
-    /// be booked now is replayed by the next start.
+    /// be booked now, or is still open, is left to the next start: a boot ends with nothing in doubt.
     pub fn stop(self) {
         self.store.sweep();
         // The store's and the caller's handles keep no thread alive: only the writer feeds the ledger.
         let stopped = self.threads.stop();
-        let Ok((mut ledger, mut all_booked)) = self.ledger.join() else {
+        let Ok((mut ledger, all_booked)) = self.ledger.join() else {
             tracing::error!("the ledger's thread broke; the next start replays its journal");
             return;
         };
-        if all_booked && let Err(error) = ledger.end_boot(self.boot) {
-            tracing::error!(%error, "the lease could not be given back; the next start does it");
-            all_booked = false;
+        if !(all_booked && stopped.is_complete()) {
+            tracing::warn!(
+                boot = self.boot,
+                "something is still in doubt; the next start replays the journal"
+            );
+            return;
         }
-        stopped.forget(all_booked);
+        match ledger.end_boot(self.boot) {
+            Ok(()) => stopped.forget(),
+            Err(error) => {
+                tracing::error!(%error, "the lease could not be given back; the next start does it");
+            }
+        }
+    }
+}
+
+/// Makes this process the only one that leases from the ledger in `data`: two that start together
+/// could both take the money of a boot that died.
+fn own(data: &Path) -> anyhow::Result<File> {
+    let path = data.join("owner.lock");
+    let lock = File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => anyhow::bail!(
+            "store.path: another gateway serves from {}; stop it first, or give this one a folder of its own",
+            data.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
     }
 }
 
@@ -94,10 +128,7 @@ fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow:
         let boot = dead.boot;
         let replayed = dead.replay().context("cannot replay the journal of an earlier boot")?;
         let (settled, orphans) = (replayed.settled.len(), replayed.orphans.len());
-        ledger.post(boot, &replayed.settled)?;
-        let ends = end_orphans(ledger.leases(boot)?, replayed.orphans);
-        ledger.post(boot, &ends)?;
-        ledger.end_boot(boot)?;
+        book(ledger, boot, replayed)?;
         dead.forget().context("cannot delete a replayed journal")?;
         tracing::info!(boot, settled, orphans, "an earlier boot did not end; its calls are booked now");
     }
@@ -108,6 +139,17 @@ fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow:
         }
     }
     Ok(())
+}
+
+/// Books what a dead boot's journal says, and ends the boot. May be begun again at any point.
+///
+/// # Errors
+/// [`LedgerError`] when the books cannot be written.
+pub fn book(ledger: &mut dyn Ledger, boot: i64, replayed: Replayed) -> Result<(), LedgerError> {
+    ledger.post(boot, &replayed.settled)?;
+    let ends = end_orphans(ledger.leases(boot)?, replayed.orphans);
+    ledger.post(boot, &ends)?;
+    ledger.end_boot(boot)
 }
 
 /// Settles holds that never ended at what they had cost by their last progress record.
@@ -130,6 +172,10 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
             attempts: 0,
             parts: Settled::parts_of(&settlement),
             provider_cost: 0,
+            abandoned: 0,
+            key: hold.key,
+            held_ms: hold.at_ms,
+            price_version: hold.price_version,
             tokens: Settled::tokens_of(&Used::default().usage),
             estimated: true,
             anomaly: false,
@@ -141,27 +187,52 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
 
 fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
     let now_ms = clock::unix_ms();
-    let id = ledger.ensure_account(&account.name, now_ms)?;
+    let id = ledger.ensure_account(&account.name, Some(&account.settings), now_ms)?;
     if account.balance.is_positive() {
         let reference = format!("bootstrap:{}", account.name);
-        let top_up = TopUp {
+        ledger.transfer(&Movement {
             account: id,
+            what: What::TopUp,
             amount: account.balance,
             reference: &reference,
             reason: "bootstrap",
             now_ms,
-        };
-        ledger.top_up(&top_up)?;
+            boot: None,
+        })?;
     }
     for key in &account.keys {
-        let record = KeyRecord {
-            digest: digest(key.secret.expose()),
+        let secret = key.secret.expose();
+        ledger.ensure_key(&NewKey {
+            digest: digest(secret),
             account: id,
-            account_name: account.name.clone(),
-            models: key.models.clone(),
-            default_output_tokens: key.default_output_tokens,
-        };
-        ledger.ensure_key(&record, now_ms)?;
+            account_name: &account.name,
+            hint: &hint(secret),
+            settings: &key.settings,
+            expires_ms: None,
+            now_ms,
+        })?;
     }
     Ok(())
+}
+
+/// Budgets outlive a process: what was spent in their windows is in the books.
+fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -> anyhow::Result<()> {
+    let ledger = RefCell::new(ledger);
+    let mut failed = None;
+    for principal in keys.iter() {
+        let account = principal.account;
+        let broken = RefCell::new(None);
+        store.restore_budgets(account, principal.digest, &principal.scopes, &|key, model, since_ms| {
+            let scope = Scope { account, key, model };
+            ledger.borrow_mut().spent(&scope, since_ms).unwrap_or_else(|error| {
+                broken.replace(Some(error));
+                Amount::ZERO
+            })
+        });
+        failed = failed.or_else(|| broken.into_inner());
+    }
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
 }

@@ -1,34 +1,69 @@
 //! How the process leaves.
 //!
 //! SIGTERM: `/readyz` says 503 at once while calls are still taken for `drain.pre`, so that load
-//! balancers have time to look elsewhere; then every answer closes its connection, and the process
-//! goes as soon as nothing is in flight, or after `drain.max`. SIGINT leaves at once. Pingora's own
-//! grace time is not used: it sleeps to its end even when nothing is left to do.
+//! balancers have time to look elsewhere. Then the listeners close, every answer closes its
+//! connection, and the process goes as soon as nothing is in flight. After `drain.max` what still
+//! runs is cut: a stream ends with an error event, and what it used until then is charged. SIGINT
+//! leaves at once.
+//!
+//! Pingora would sleep through its grace time to the end even when nothing is left to do, so it
+//! runs in a thread of its own and the main thread leaves without it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use pingora::server::{ShutdownSignal, ShutdownSignalWatch};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Notify, watch};
+
+use crate::clock;
 
 /// How often a drain looks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long calls that were cut have to say so to their callers.
+const CUT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the rest of the process knows of leaving.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Drain {
+    phase: Mutex<Phase>,
+    changed: Condvar,
     unready: AtomicBool,
     closing: AtomicBool,
     in_flight: AtomicUsize,
     stop: Notify,
+    cut: watch::Sender<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// No call comes any more.
+    Closing,
+    /// Leave at once.
+    Over,
 }
 
 /// A call in flight; a drain waits for it.
 #[derive(Debug)]
 pub struct InFlight(Arc<Drain>);
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            phase: Mutex::new(Phase::Serving),
+            changed: Condvar::new(),
+            unready: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+            stop: Notify::new(),
+            cut: watch::Sender::new(false),
+        }
+    }
+}
 
 impl Drain {
     /// Counts a call until the answer is dropped.
@@ -56,9 +91,66 @@ impl Drain {
         self.closing.load(Ordering::Acquire)
     }
 
+    /// Turns true when what still runs has to end.
+    #[must_use]
+    pub fn cuts(&self) -> watch::Receiver<bool> {
+        self.cut.subscribe()
+    }
+
+    /// Whether what still runs has to end.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        *self.cut.borrow()
+    }
+
     /// Asks the process to leave as SIGTERM does; for tests and embedders.
     pub fn stop(&self) {
         self.stop.notify_one();
+    }
+
+    /// The server has ended by itself, or has to.
+    pub fn over(&self) {
+        self.enter_phase(Phase::Over);
+    }
+
+    /// Waits on the main thread until the process may leave: when it was told to and nothing is in
+    /// flight any more, or `max` after the listeners closed.
+    pub fn wait(&self, max: Duration) {
+        let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let serving = |phase: &mut Phase| *phase == Phase::Serving;
+        drop(self.changed.wait_while(phase, serving).unwrap_or_else(PoisonError::into_inner));
+        if !self.is_empty_within(max) {
+            tracing::warn!(in_flight = self.in_flight(), "the drain time is over: calls are cut");
+            self.cut.send_replace(true);
+            self.is_empty_within(CUT_PATIENCE);
+        }
+    }
+
+    /// Whether nothing is in flight before `patience` is over, or the process has to leave anyway.
+    fn is_empty_within(&self, patience: Duration) -> bool {
+        let end = clock::now() + patience;
+        loop {
+            if self.in_flight() == 0 || self.phase() == Phase::Over {
+                return true;
+            }
+            if clock::now() >= end {
+                return false;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter_phase(&self, next: Phase) {
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Over {
+            *phase = next;
+        }
+        drop(phase);
+        self.changed.notify_all();
     }
 }
 
@@ -68,42 +160,52 @@ impl Drop for InFlight {
     }
 }
 
-/// Turns signals into Pingora's shutdown, after the drain.
+/// Turns signals into Pingora's shutdown.
 pub struct Watch {
     pub drain: Arc<Drain>,
     pub pre: Duration,
-    pub max: Duration,
 }
 
 #[async_trait]
 impl ShutdownSignalWatch for Watch {
+    /// When this resolves, Pingora closes its listeners.
     async fn recv(&self) -> ShutdownSignal {
         let (Ok(mut terminate), Ok(mut interrupt)) =
             (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
         else {
             tracing::error!("signals cannot be watched; leaving");
-            return ShutdownSignal::FastShutdown;
+            return self.at_once();
         };
         tokio::select! {
-            _ = interrupt.recv() => return ShutdownSignal::FastShutdown,
+            _ = interrupt.recv() => return self.at_once(),
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
         }
-        tracing::info!(pre = ?self.pre, max = ?self.max, "leaving: not ready any more");
         self.drain.unready.store(true, Ordering::Release);
-        let leave = async {
-            tokio::time::sleep(self.pre).await;
-            self.drain.closing.store(true, Ordering::Release);
-            while self.drain.in_flight() > 0 {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
+        tracing::info!(pre = ?self.pre, "leaving: not ready any more");
         tokio::select! {
-            _ = interrupt.recv() => return ShutdownSignal::FastShutdown,
-            ended = tokio::time::timeout(self.pre + self.max, leave) => if ended.is_err() {
-                tracing::warn!(in_flight = self.drain.in_flight(), "the drain time is over: calls are cut");
-            }
+            _ = interrupt.recv() => return self.at_once(),
+            () = tokio::time::sleep(self.pre) => {}
         }
+        self.drain.closing.store(true, Ordering::Release);
+        self.drain.enter_phase(Phase::Closing);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it only waits for a signal; the drain does not wait for it"
+        )]
+        tokio::spawn(leave_at_once_on(interrupt, Arc::clone(&self.drain)));
         ShutdownSignal::GracefulTerminate
     }
+}
+
+impl Watch {
+    fn at_once(&self) -> ShutdownSignal {
+        self.drain.over();
+        ShutdownSignal::FastShutdown
+    }
+}
+
+async fn leave_at_once_on(mut interrupt: Signal, drain: Arc<Drain>) {
+    interrupt.recv().await;
+    drain.over();
 }

@@ -4,6 +4,7 @@
 //! Dependencies run one way: `main → config → proxy → {pool, store, ledger, ops} → filters`.
 
 pub mod admin;
+pub mod books;
 pub mod boot;
 pub mod cli;
 pub mod clock;
@@ -18,4 +19,5 @@ pub mod pool;
 pub mod proxy;
 pub mod secret;
 pub mod serve;
+pub mod settings;
 pub mod store;

@@ -13,10 +13,12 @@ use pingora::services::background::{BackgroundService, background_service};
 use pingora_proxy::ProxyServiceBuilder;
 
 use crate::admin::{self, Admin};
-use crate::boot;
+use crate::books::{self, Books};
+use crate::boot::{self, ledger_file};
 use crate::clock;
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
+use crate::ledger::Sqlite;
 use crate::ops::Metrics;
 use crate::pool::endpoint::Live;
 use crate::pool::{Pool, Snapshot};
@@ -27,8 +29,8 @@ use crate::store::{Embedded, Holds};
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
-/// How long the last tasks get after the drain, in seconds; what is cut then settles by its `Drop`.
-const LAST_SECONDS: u64 = 1;
+/// By how many seconds Pingora's grace time is longer than the longest drain.
+const GRACE_MORE: u64 = 60;
 
 /// Serves until a signal says otherwise.
 ///
@@ -49,7 +51,7 @@ pub fn run_with(
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<()> {
     let mut booted = boot::start(&config)?;
-    let Config { listen, bounds, routing, drain, catalogue, .. } = config;
+    let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
     let admin_listener = TcpListener::bind(listen.admin)
         .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
     // Pingora binds later and would panic: find out now.
@@ -57,8 +59,14 @@ pub fn run_with(
 
     let now = clock::now();
     let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base, now))).collect();
-    let pool =
-        Arc::new(Pool::new(Snapshot { catalogue, routing, keys: std::mem::take(&mut booted.keys), live }));
+    let keys = std::mem::take(&mut booted.keys);
+    let pool = Arc::new(Pool::new(Snapshot { catalogue, routing, live }, keys));
+    // A connection of its own: the ledger's thread keeps the one that it posts by.
+    let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
+    let books = Arc::new(Books::new(
+        reader,
+        Some(books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot }),
+    ));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let holds = wrap(Arc::<Embedded>::clone(&booted.store));
 
@@ -67,6 +75,8 @@ pub fn run_with(
         holds: Arc::clone(&holds),
         bodies: Bodies::new(bounds.bodies_bytes_max),
         bounds,
+        books: Arc::clone(&books),
+        keyed: Arc::default(),
         metrics: Arc::clone(&metrics),
         drain: Arc::clone(&drain_state),
     };
@@ -79,9 +89,12 @@ pub fn run_with(
         journal: booted.journal.clone(),
         serving: Arc::clone(&serving),
         bodies: Arc::clone(&gateway.bodies),
+        books: Arc::clone(&books),
+        token: admin::token(&data).context("cannot write the admin token")?,
     };
 
-    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max));
+    let mut server =
+        Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max, drain.max));
     server.bootstrap();
     let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("gateway").build();
     proxy.add_tcp(&listen.http.to_string());
@@ -90,21 +103,27 @@ pub fn run_with(
     server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
     let keeper = Keeper { store: Arc::clone(&booted.store), pool, http: listen.http, serving };
     server.add_service(background_service("keeper", keeper));
-    let watch = Watch { drain: drain_state, pre: drain.pre, max: drain.max };
-    server.run(RunArgs { shutdown_signal: Box::new(watch) });
+    let watch = Watch { drain: Arc::clone(&drain_state), pre: drain.pre };
+    let ended = Arc::clone(&drain_state);
+    let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
+        server.run(RunArgs { shutdown_signal: Box::new(watch) });
+        ended.over();
+    });
+    served.context("cannot start Pingora's thread")?;
+    drain_state.wait(drain.max);
     booted.stop();
     tracing::info!("left");
     Ok(())
 }
 
-fn server_conf(threads: usize, attempts_max: u32) -> ServerConf {
+fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
     ServerConf {
         threads,
         // The planner counts; this only has to be larger. One more for a re-sent request.
         max_retries: usize::try_from(attempts_max).unwrap_or(5) + 2,
-        // The drain is ours (see `drain`), and over when Pingora hears of it.
-        grace_period_seconds: Some(0),
-        graceful_shutdown_timeout_seconds: Some(LAST_SECONDS),
+        // The drain is ours (see `drain`) and ends earlier than this.
+        grace_period_seconds: Some(drain_max.as_secs() + GRACE_MORE),
+        graceful_shutdown_timeout_seconds: Some(0),
         upstream_keepalive_pool_size: 512,
         ..ServerConf::default()
     }
@@ -117,7 +136,8 @@ struct AdminService {
 
 #[async_trait]
 impl BackgroundService for AdminService {
-    async fn start(&self, mut shutdown: ShutdownWatch) {
+    /// Goes on while the process drains: who watches it wants to know how far it is.
+    async fn start(&self, _shutdown: ShutdownWatch) {
         let listener = self.listener.try_clone().and_then(tokio::net::TcpListener::from_std);
         let listener = match listener {
             Ok(listener) => listener,
@@ -127,11 +147,7 @@ impl BackgroundService for AdminService {
             }
         };
         let serve = axum::serve(listener, admin::router(self.admin.clone()));
-        let until = async move {
-            // An error means that the server is gone: the same as a shutdown.
-            let _gone = shutdown.changed().await;
-        };
-        if let Err(error) = serve.with_graceful_shutdown(until).await {
+        if let Err(error) = serve.await {
             tracing::error!(%error, "the admin port broke");
         }
     }
@@ -147,9 +163,9 @@ struct Keeper {
 
 #[async_trait]
 impl BackgroundService for Keeper {
-    async fn start(&self, mut shutdown: ShutdownWatch) {
+    /// Goes on while the process drains: dropped holds still have to be settled.
+    async fn start(&self, _shutdown: ShutdownWatch) {
         tokio::select! {
-            _ = shutdown.changed() => {}
             () = self.sweep() => {}
             () = self.look_up() => {}
             () = self.announce() => {}

@@ -18,15 +18,18 @@
 
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::dialect::{Dialect, Kind, Piece, Shape};
 use crate::json::{self, Edit};
-use crate::meter::{Meter, Used};
+use crate::meter::{Ceiling, Meter, Produced, Used};
 use crate::stream::sse::{Event, Scanner};
 use crate::upstream::classify::{self, Rule};
 use crate::upstream::failure::{Failure, NotAnAnswer};
 use crate::verdict::{Reason, Rejection, UpstreamError};
+
+/// What is kept of the end of a JSON text too long to be read, in bytes.
+const TAIL_BYTES: usize = 16 << 10;
 
 /// Bounds of one answer.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,9 @@ pub struct Rules {
     pub whole_bytes_max: usize,
     /// Of a refused attempt's body, in bytes.
     pub error_bytes_max: usize,
-    /// Of one event or one JSON text that is read for its usage, in bytes.
+    /// Of one event, in bytes.
+    pub event_bytes_max: usize,
+    /// Of one JSON text that is read for its usage, in bytes.
     pub read_bytes_max: usize,
 }
 
@@ -47,7 +52,8 @@ impl Default for Rules {
             hold_bytes_max: 256 << 10,
             whole_bytes_max: 64 << 10,
             error_bytes_max: 64 << 10,
-            read_bytes_max: 32 << 20,
+            event_bytes_max: 8 << 20,
+            read_bytes_max: 8 << 20,
         }
     }
 }
@@ -119,7 +125,10 @@ pub struct Answer {
     head_sent: bool,
     settled: bool,
     ended: Ended,
-    finished: bool,
+    /// Choices that have finished.
+    finished: u64,
+    /// Bytes of a whole answer that have come; what a cut one is counted by.
+    whole_bytes: usize,
     meter: Meter,
 }
 
@@ -139,8 +148,10 @@ enum Phase {
         text: BytesMut,
         sent: usize,
     },
-    /// A JSON text too long to be read: it only passes.
-    Passing,
+    /// A JSON text too long to be read: it passes, and its end is looked at for usage.
+    Passing {
+        tail: BytesMut,
+    },
     /// The caller has had the end; whatever still comes is nobody's.
     Over,
 }
@@ -159,7 +170,8 @@ impl Answer {
             head_sent: false,
             settled: false,
             ended: Ended::Not,
-            finished: false,
+            finished: 0,
+            whole_bytes: 0,
             meter: Meter::default(),
         }
     }
@@ -177,6 +189,12 @@ impl Answer {
         self.committed
     }
 
+    /// Its status was an error: only the body that explains it is still to come.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self.phase, Phase::Refused { .. })
+    }
+
     /// How it ended, once committed.
     #[must_use]
     pub fn ended(&self) -> &Ended {
@@ -186,7 +204,7 @@ impl Answer {
     /// A finish was seen but no usage yet: a little patience may bring it.
     #[must_use]
     pub fn awaits_usage(&self) -> bool {
-        self.finished && !self.meter.has_report()
+        self.has_finished() && !self.meter.has_report()
     }
 
     /// The terminal event has gone out; only the end of the body is missing.
@@ -195,10 +213,20 @@ impl Answer {
         self.settled
     }
 
-    /// What was used so far.
+    /// What was used so far. A whole answer that is cut before its end is counted by its bytes.
     #[must_use]
-    pub fn used(&self, own_input: u64) -> Used {
-        self.meter.used(own_input, self.settled)
+    pub fn used(&self, own_input: u64, ceiling: &Ceiling) -> Used {
+        if self.settled || self.shape.stream {
+            return self.meter.used(own_input, self.settled, ceiling);
+        }
+        let mut meter = self.meter.clone();
+        let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
+        meter.produce(Produced { text_bytes, tool_calls: 0 });
+        meter.used(own_input, false, ceiling)
+    }
+
+    fn has_finished(&self) -> bool {
+        self.finished >= self.shape.choices.max(1)
     }
 
     /// Output tokens so far by our own count.
@@ -231,6 +259,7 @@ impl Answer {
 
     /// Bytes of the body have come.
     pub fn body(&mut self, bytes: &Bytes) -> Step {
+        self.whole_bytes = self.whole_bytes.saturating_add(bytes.len());
         match &mut self.phase {
             Phase::AwaitHead => refuse(Failure::Ours),
             Phase::Refused { body, .. } => {
@@ -247,7 +276,11 @@ impl Answer {
                 text.extend_from_slice(bytes);
                 self.whole_piece(bytes.len())
             }
-            Phase::Passing => self.forward(bytes.clone(), End::Open),
+            Phase::Passing { tail } => {
+                tail.extend_from_slice(bytes);
+                tail.advance(tail.len().saturating_sub(TAIL_BYTES));
+                self.forward(bytes.clone(), End::Open)
+            }
             Phase::Over => Step::Hold,
         }
     }
@@ -259,7 +292,13 @@ impl Answer {
             Phase::Refused { .. } => self.refused(),
             Phase::Stream { .. } => self.stream_end(),
             Phase::Whole { .. } => self.whole_end(),
-            Phase::Passing => {
+            Phase::Passing { tail } => {
+                if let Some(report) = self.dialect.usage_in_tail(tail, &self.shape) {
+                    self.meter.report(report);
+                } else {
+                    let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
+                    self.meter.produce(Produced { text_bytes, tool_calls: 0 });
+                }
                 self.settled = true;
                 self.ended = Ended::Properly;
                 self.forward(Bytes::new(), End::Over)
@@ -282,6 +321,11 @@ impl Answer {
         }
         if !self.committed {
             return refuse(failure);
+        }
+        if let Phase::Stream { scanner, .. } = &self.phase
+            && scanner.pending_bytes().trim_ascii() == b"data: [DONE]"
+        {
+            return self.stream_end(); // Only its blank line is missing.
         }
         self.break_off(failure)
     }
@@ -322,6 +366,18 @@ impl Answer {
                 Err(refusal) => return Step::Failed(refusal),
             }
         }
+        if let Phase::Stream { scanner, held, .. } = &self.phase {
+            // An event without an end, or openers without an answer: memory is not for that.
+            let endless = scanner.pending() > self.rules.event_bytes_max;
+            if endless && self.committed {
+                let ending = self.ending(&Failure::NotAnAnswer(NotAnAnswer::Unreadable), None);
+                out.extend_from_slice(&ending);
+                return self.forward(out.freeze(), End::Over);
+            }
+            if !self.committed && (endless || held.len() > self.rules.hold_bytes_max) {
+                return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+            }
+        }
         if !self.committed {
             let Phase::Stream { scanner, .. } = &self.phase else { return Step::Hold };
             let pending = scanner.pending_bytes();
@@ -354,12 +410,16 @@ impl Answer {
                 Ok(End::Open)
             }
             Kind::Opener => {
-                if let (Phase::Stream { held, .. }, true) = (&mut self.phase, event.data.is_some()) {
+                if let Phase::Stream { held, .. } = &mut self.phase {
                     held.extend_from_slice(&seen(event, edits));
                 }
                 Ok(End::Open)
             }
-            Kind::UsageOnly => Ok(End::Open),
+            Kind::Ping if self.committed => {
+                out.extend_from_slice(&event.raw);
+                Ok(End::Open)
+            }
+            Kind::Ping | Kind::UsageOnly => Ok(End::Open),
             Kind::Done if self.committed => {
                 self.done();
                 out.extend_from_slice(&Event::terminated(&event.raw));
@@ -367,8 +427,9 @@ impl Answer {
             }
             Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
             Kind::Error(error) if self.committed => {
-                let refusal = self.classed(error, event.data.as_deref().unwrap_or_default());
-                let ending = self.ending(&refusal.failure);
+                let Refusal { failure, error } =
+                    self.classed(error, event.data.as_deref().unwrap_or_default());
+                let ending = self.ending(&failure, Some(&error));
                 out.extend_from_slice(&ending);
                 Ok(End::Over)
             }
@@ -386,7 +447,8 @@ impl Answer {
         if let Some(report) = piece.usage {
             self.meter.report(report);
         }
-        self.finished |= piece.finishes;
+        self.meter.tier(piece.tier);
+        self.finished = self.finished.saturating_add(piece.finished);
     }
 
     fn commit(&mut self, out: &mut BytesMut) {
@@ -403,7 +465,7 @@ impl Answer {
         }
     }
 
-    /// A clean end of the body. Without `[DONE]` a finish is enough; without either it was cut.
+    /// A clean end of the body. Without the terminal event a finish is enough; without either it was cut.
     fn stream_end(&mut self) -> Step {
         if self.settled {
             self.ended = Ended::Properly;
@@ -427,11 +489,11 @@ impl Answer {
         if !self.committed {
             return refuse(Failure::NotAnAnswer(NotAnAnswer::Empty));
         }
-        if self.settled || self.finished {
+        if self.settled || self.has_finished() {
             self.settled = true;
             self.ended = Ended::Properly;
         } else {
-            out.extend_from_slice(&self.ending(&Failure::Broken));
+            out.extend_from_slice(&self.ending(&Failure::Broken, None));
         }
         self.forward(out.freeze(), End::Over)
     }
@@ -455,7 +517,9 @@ impl Answer {
         *sent = up_to;
         if text.len() > self.rules.read_bytes_max {
             let rest = Bytes::copy_from_slice(text.get(up_to..).unwrap_or_default());
-            self.phase = Phase::Passing;
+            let kept = text.len().saturating_sub(TAIL_BYTES);
+            let tail = BytesMut::from(text.get(kept..).unwrap_or_default());
+            self.phase = Phase::Passing { tail };
             return self.forward([bytes, rest].concat().into(), End::Open);
         }
         self.forward(bytes, End::Open)
@@ -475,15 +539,17 @@ impl Answer {
             Kind::Meaningful => {
                 self.settled = true;
                 self.ended = Ended::Properly;
-                let bytes = if self.committed || edits.is_empty() {
-                    text.slice(sent..)
-                } else {
-                    Bytes::from(json::apply(&text, &mut edits))
-                };
+                // What has gone out already cannot be changed any more.
+                edits.retain(|edit| edit.span.start >= sent);
+                let rest = text.slice(sent..);
+                for edit in &mut edits {
+                    edit.span = edit.span.start - sent..edit.span.end - sent;
+                }
+                let bytes = if edits.is_empty() { rest } else { Bytes::from(json::apply(&rest, &mut edits)) };
                 self.forward(bytes, End::Over)
             }
             Kind::Error(error) if !self.committed => Step::Failed(self.classed(error, &text)),
-            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::UsageOnly | Kind::Done => {
+            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::Ping | Kind::UsageOnly | Kind::Done => {
                 if self.committed {
                     self.break_off(Failure::Broken)
                 } else {
@@ -498,12 +564,13 @@ impl Answer {
             self.ended = Ended::Broken(failure);
             return self.forward(Bytes::new(), End::Break);
         }
-        let bytes = self.ending(&failure);
+        let bytes = self.ending(&failure, None);
         self.forward(bytes, End::Over)
     }
 
-    /// The error event that ends a committed stream.
-    fn ending(&mut self, failure: &Failure) -> Bytes {
+    /// The error event that ends a committed stream. Of the upstream's own error its type may be
+    /// seen, never its words.
+    fn ending(&mut self, failure: &Failure, error: Option<&UpstreamError>) -> Bytes {
         self.ended = Ended::Broken(failure.clone());
         let (reason, message) = if let Failure::Timeout(timer) = failure {
             let message = format!("The answer stopped: its `{}` limit ran out.", timer.word());
@@ -511,7 +578,11 @@ impl Answer {
         } else {
             (Reason::UpstreamFailed, "The answer broke off at the upstream.".to_owned())
         };
-        self.dialect.error_event(&Rejection::new(reason, message))
+        let mut rejection = Rejection::new(reason, message);
+        rejection.upstream = error.map(|UpstreamError { status, kind, .. }| {
+            Box::new(UpstreamError { status: *status, kind: kind.clone(), ..UpstreamError::default() })
+        });
+        self.dialect.error_event(&rejection, &self.shape.request_id)
     }
 
     /// The only way out for bytes; the first of them take the head along.
@@ -586,7 +657,13 @@ mod tests {
     const BUSY: &str = r#"data: {"error":{"message":"upstream busy","code":429}}"#;
 
     fn answer(stream: bool, wants_usage: bool) -> Answer {
-        let shape = Shape { stream, wants_usage, public_model: "gpt-a".into() };
+        let shape = Shape {
+            stream,
+            choices: 1,
+            wants_usage,
+            public_model: "gpt-a".into(),
+            request_id: "req-1".into(),
+        };
         Answer::new(Dialect::OpenAi, shape, Rules::default())
     }
 
@@ -660,7 +737,7 @@ mod tests {
         assert_eq!(ends, [End::Settle, End::Over]);
         let mut asked = answer(true, true);
         assert_eq!(text(&play(&mut asked, &[whole.as_bytes()]).0), whole);
-        let used = asked.used(99);
+        let used = asked.used(99, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
     }
 
@@ -713,7 +790,7 @@ mod tests {
         let mut asked = answer(true, true);
         let (out, _, _) = play(&mut asked, &[stream.as_bytes()]);
         assert_eq!(text(&out), events(&[HELLO, STOP, USAGE]));
-        assert_eq!(asked.used(0).usage.output, 5);
+        assert_eq!(asked.used(0, &Ceiling::NONE).usage.output, 5);
     }
 
     #[test]
@@ -776,7 +853,7 @@ mod tests {
         let mut long = answer(false, false);
         let (out, refusal, ends) = play(&mut long, &parts);
         assert_eq!((refusal, text(&out)), (None, body.replace("up-a", "gpt-a")));
-        assert!(ends.len() > 2 && long.used(0).usage.output == 2);
+        assert!(ends.len() > 2 && long.used(0, &Ceiling::NONE).usage.output == 2);
     }
 
     #[test]
@@ -788,6 +865,79 @@ mod tests {
         assert!(text(&last.bytes).contains("upstream_timeout") && last.end == End::Over);
         let mut before = answer(true, false);
         assert!(matches!(before.fail(Failure::Timeout(Timer::FirstByte)), Step::Failed(_)));
+    }
+
+    const START: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"model\":\"claude-a\",\"usage\":{\"input_tokens\":20,\"cache_read_input_tokens\":1000,\"cache_creation_input_tokens\":0,\"output_tokens\":1}}}";
+    const BLOCK: &str = "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}";
+    const PING: &str = "event: ping\ndata: {\"type\":\"ping\"}";
+    const WORD: &str = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello there\"}}";
+    const FINISH: &str = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"input_tokens\":20,\"cache_read_input_tokens\":1000,\"output_tokens\":16}}";
+    const LAST: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}";
+    const FULL: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"secret words\"}}";
+
+    fn message() -> Answer {
+        let shape = Shape {
+            choices: 1,
+            stream: true,
+            wants_usage: true,
+            public_model: "claude-a".into(),
+            request_id: "req-1".into(),
+        };
+        Answer::new(Dialect::Anthropic, shape, Rules::default())
+    }
+
+    #[test]
+    fn pings_are_dropped_while_openers_wait_and_pass_after_the_commit() {
+        let stream = events(&[START, PING, BLOCK, PING, WORD, PING, FINISH, LAST]);
+        let mut answer = message();
+        let (out, refusal, ends) = play(&mut answer, &[stream.as_bytes()]);
+        assert_eq!(text(&out), events(&[START, BLOCK, WORD, PING, FINISH, LAST]));
+        assert_eq!((refusal, ends), (None, vec![End::Settle, End::Over]));
+        let used = answer.used(99, &Ceiling::NONE);
+        assert_eq!((used.usage.prompt(), used.usage.cache_read, used.usage.output), (1_020, 1_000, 16));
+        assert!(!used.estimated);
+    }
+
+    #[test]
+    fn an_overload_before_content_fails_over_without_a_trace_of_its_openers() {
+        for stream in [events(&[": warm", FULL]), events(&[START, PING, BLOCK, FULL])] {
+            let (out, refusal, _) = play(&mut message(), &[stream.as_bytes()]);
+            assert!(out.is_empty());
+            assert_eq!(refusal.unwrap().failure, Failure::Status(529));
+        }
+    }
+
+    #[test]
+    fn an_overload_after_content_ends_the_message_in_its_own_shape() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD, FULL, LAST]).as_bytes()]);
+        let out = text(&out);
+        let error = out.split("event: error\ndata: ").nth(1).unwrap();
+        let error: serde_json::Value = serde_json::from_str(error.trim()).unwrap();
+        assert_eq!((&error["type"], &error["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
+        assert_eq!(error["request_id"], "req-1");
+        assert!(!out.contains("message_stop") && !out.contains("secret words"), "{out}");
+        assert_eq!(answer.ended(), &Ended::Broken(Failure::Status(529)));
+    }
+
+    #[test]
+    fn a_cut_message_is_charged_its_prompt_and_the_larger_of_two_outputs() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD]).as_bytes()]);
+        assert!(text(&out).contains("event: error") && !text(&out).contains("message_stop"));
+        let used = answer.used(99, &Ceiling::NONE);
+        assert_eq!((used.usage.input, used.usage.cache_read), (20, 1_000), "as it was reported");
+        assert_eq!((used.usage.output, used.estimated), (3, true), "11 bytes are more than one token");
+        assert_eq!(answer.ended(), &Ended::Broken(Failure::Broken));
+    }
+
+    #[test]
+    fn a_message_that_has_finished_needs_no_stop() {
+        let mut answer = message();
+        let (out, _, _) = play(&mut answer, &[events(&[START, BLOCK, WORD, FINISH]).as_bytes()]);
+        assert!(!text(&out).contains("event: error"));
+        assert_eq!((answer.ended(), answer.used(0, &Ceiling::NONE).usage.output), (&Ended::Properly, 16));
+        assert!(!answer.awaits_usage());
     }
 
     proptest! {
@@ -804,7 +954,24 @@ mod tests {
             let split = play(&mut many, &parts);
             prop_assert_eq!(text(&split.0), text(&whole.0));
             prop_assert_eq!(split.1, whole.1);
-            prop_assert_eq!(many.used(3), one.used(3));
+            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
+            prop_assert_eq!(many.ended(), one.ended());
+        }
+
+        #[test]
+        fn any_split_gives_the_same_message(
+            picks in prop::collection::vec(0_usize..9, 0..14), size in 1_usize..40,
+        ) {
+            let all = [START, BLOCK, PING, WORD, FINISH, LAST, FULL, ": ping", "data: {\"type\":\"new\"}"];
+            let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
+            let stream = events(&lines);
+            let (mut one, mut many) = (message(), message());
+            let whole = play(&mut one, &[stream.as_bytes()]);
+            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            let split = play(&mut many, &parts);
+            prop_assert_eq!(text(&split.0), text(&whole.0));
+            prop_assert_eq!(split.1, whole.1);
+            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
             prop_assert_eq!(many.ended(), one.ended());
         }
 
@@ -817,5 +984,62 @@ mod tests {
             let parts: Vec<&[u8]> = body.as_bytes().chunks(size).collect();
             prop_assert_eq!(play(&mut many, &parts).0, play(&mut one, &[body.as_bytes()]).0);
         }
+    }
+
+    #[test]
+    fn a_stream_ends_properly_only_when_every_choice_has_finished() {
+        let shape = Shape {
+            stream: true,
+            choices: 2,
+            wants_usage: false,
+            public_model: "gpt-a".into(),
+            request_id: "r".into(),
+        };
+        let mut two = Answer::new(Dialect::OpenAi, shape, Rules::default());
+        let (out, _, _) = play(&mut two, &[events(&[HELLO, STOP]).as_bytes()]);
+        assert!(text(&out).contains("\"error\""), "one of two has finished");
+        let empty = STOP.replace("\"stop\"", "\"\"");
+        let (out, _, _) = play(&mut answer(true, false), &[events(&[HELLO, &empty]).as_bytes()]);
+        assert!(text(&out).contains("\"error\""), "an empty reason is none");
+    }
+
+    #[test]
+    fn neither_an_endless_event_nor_endless_openers_fill_the_memory() {
+        let mut committed = answer(true, false);
+        committed.head(200, Some("text/event-stream"), None);
+        committed.body(&events(&[HELLO]).into());
+        let piece = Bytes::from(vec![b'z'; 1 << 20]);
+        let over =
+            (0..20).any(|_| matches!(committed.body(&piece), Step::Forward(Forward { end: End::Over, .. })));
+        assert!(over, "the stream is ended");
+        let mut opening = answer(true, false);
+        opening.head(200, Some("text/event-stream"), None);
+        let roles = Bytes::from(events(&[ROLE; 100]));
+        assert!((0..100).any(|_| matches!(opening.body(&roles), Step::Failed(_))), "the attempt is refused");
+    }
+
+    #[test]
+    fn a_whole_answer_too_long_to_be_read_is_charged_by_the_usage_at_its_end() {
+        let filler = "y".repeat(9 << 20);
+        let body = format!(
+            r#"{{"model":"gpt-a","choices":[{{"message":{{"content":"{filler}"}}}}],"usage":{{"prompt_tokens":10,"completion_tokens":5}}}}"#
+        );
+        let parts: Vec<&[u8]> = body.as_bytes().chunks(1 << 20).collect();
+        let mut long = answer(false, false);
+        let (out, refusal, _) = play(&mut long, &parts);
+        assert!(refusal.is_none() && out == body.as_bytes());
+        let used = long.used(3, &Ceiling::NONE);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
+    }
+
+    #[test]
+    fn a_cut_whole_answer_is_counted_by_what_came_of_it() {
+        let mut cut = answer(false, false);
+        cut.head(200, Some("application/json"), None);
+        let start =
+            format!(r#"{{"model":"gpt-a","choices":[{{"message":{{"content":"{}"#, "y".repeat(100_000));
+        cut.body(&start.into());
+        cut.fail(Failure::Broken);
+        assert!(cut.used(3, &Ceiling::NONE).usage.output > 20_000);
     }
 }

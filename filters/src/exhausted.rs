@@ -62,35 +62,50 @@ pub fn verdict(tried: &[Tried]) -> Rejection {
 }
 
 fn passed_on(error: &UpstreamError) -> Rejection {
-    let message = match masked(&error.message) {
-        text if text.is_empty() => format!("The upstream refused the request with status {}.", error.status),
-        text => text,
+    let error = masked_error(error);
+    let message = if error.message.is_empty() {
+        format!("The upstream refused the request with status {}.", error.status)
+    } else {
+        error.message.clone()
     };
     let mut rejection = Rejection::new(Reason::UpstreamRefused, message);
-    rejection.upstream = Some(Box::new(error.clone()));
+    rejection.upstream = Some(Box::new(error));
     rejection
+}
+
+/// An upstream's error without anything that looks like a key.
+fn masked_error(error: &UpstreamError) -> UpstreamError {
+    UpstreamError {
+        status: error.status,
+        message: masked(&error.message),
+        kind: masked(&error.kind),
+        code: masked(&error.code),
+        param: error.param.as_deref().map(masked),
+    }
 }
 
 /// `text` without anything that looks like a key, and not longer than [`MESSAGE_BYTES_MAX`].
 fn masked(text: &str) -> String {
+    let part_of_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let mut out = String::with_capacity(text.len().min(MESSAGE_BYTES_MAX));
-    for word in text.split_inclusive(char::is_whitespace) {
-        if out.len() + word.len() > MESSAGE_BYTES_MAX {
-            break;
-        }
-        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
-        let secret =
-            ["sk-", "sk_", "key-", "tg-", "AIza", "gsk_", "xai-"].iter().any(|p| bare.starts_with(p));
-        // 40 characters without a space and with both letters and digits are no word of prose.
-        let mixed = bare.bytes().any(|b| b.is_ascii_digit()) && bare.bytes().any(|b| b.is_ascii_alphabetic());
-        if (secret && bare.len() > 8) || (bare.len() >= 40 && mixed) {
-            out.push_str("[masked]");
-            out.extend(word.chars().filter(|c| c.is_whitespace()));
-        } else {
-            out.push_str(word);
-        }
+    let mut rest = text;
+    while !rest.is_empty() && out.len() < MESSAGE_BYTES_MAX {
+        let end = rest.find(|c| !part_of_key(c)).unwrap_or(rest.len());
+        let (word, behind) = rest.split_at_checked(end).unwrap_or((rest, ""));
+        out.push_str(if looks_secret(word) { "[masked]" } else { word });
+        let next = behind.find(part_of_key).unwrap_or(behind.len());
+        let (between, next) = behind.split_at_checked(next).unwrap_or((behind, ""));
+        out.push_str(between);
+        rest = next;
     }
     out
+}
+
+fn looks_secret(word: &str) -> bool {
+    let prefixed = ["sk-", "sk_", "pk-", "tg-", "AIza", "gsk_", "xai-", "hf_", "eyJ", "AKIA"];
+    // 32 characters of letters and digits together are no word of prose.
+    let mixed = word.bytes().any(|b| b.is_ascii_digit()) && word.bytes().any(|b| b.is_ascii_alphabetic());
+    (word.len() > 8 && prefixed.iter().any(|prefix| word.starts_with(prefix))) || (word.len() >= 32 && mixed)
 }
 
 #[cfg(test)]
@@ -139,5 +154,24 @@ mod tests {
         assert_eq!(answer.status(), 422);
         assert_eq!(answer.message, "bad tool; key [masked] was used");
         assert_eq!(answer.upstream.unwrap().code, "bad_tool");
+    }
+
+    #[test]
+    fn keys_are_masked_wherever_they_stand() {
+        for text in [
+            "api_key=sk-proj-abcdefgh12345",
+            "\"key\":\"sk-abcdefghijk1234\"",
+            "Bearer:eyJhbGciOiJIUzI1NiJ9",
+            "(AKIAABCDEFGHIJKLMNOP)",
+        ] {
+            let shown = masked(text);
+            assert!(shown.contains("[masked]"), "{text} → {shown}");
+            assert!(
+                !shown.contains("abcdefgh") && !shown.contains("eyJhb") && !shown.contains("AKIAA"),
+                "{shown}"
+            );
+        }
+        let prose = "messages[3].content: the task-specific key-value store (8192 tokens) is too long";
+        assert_eq!(masked(prose), prose);
     }
 }

@@ -318,7 +318,7 @@ mod tests {
         let cheap = PriceCard::flat(Rate::from_pico(2_500_000), Rate::from_pico(10_000_000));
         let dear =
             PriceCard { per_request_pico: 7, ..PriceCard::flat(Rate::from_pico(3_000_001), cheap.output) };
-        let bound = Bound { input: 1_234, output: 567, write_output: None };
+        let bound = Bound { input: 1_234, output: 567, write_output: None, clamped: None, lowered: None };
         let lines = HoldLines::new(&bound, [&cheap, &dear].into_iter()).unwrap().unwrap();
         assert_eq!(Ok(lines.amount), hold::amount(&bound, [&cheap, &dear].into_iter()));
         let text = lines.to_string();

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::money::Tier;
+
 /// The facts of one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
@@ -18,6 +20,8 @@ pub struct Facts {
     pub output_limit: Option<u64>,
     /// How many choices are asked for (`n`).
     pub choices: u64,
+    /// The service tier that was asked for.
+    pub tier: Tier,
     /// What is known of the input's size.
     pub input: Input,
     /// Where the fields lie that are edited for the upstream.
@@ -33,6 +37,8 @@ pub struct Input {
     pub text_bytes: u64,
     /// Messages, for the template around each.
     pub messages: u64,
+    /// Tokens that the provider puts around what the body says (its preamble for tools), at most.
+    pub template_tokens: u64,
     /// Images that came inside the body.
     pub inline_images: u64,
     /// It refers to something that is not in the body (a remote file, stored state, server tools):
@@ -47,4 +53,6 @@ pub struct Spans {
     pub model: Range<usize>,
     /// The value of `stream_options`.
     pub stream_options: Option<Range<usize>>,
+    /// The values that bound the output, as the caller wrote them.
+    pub output_limits: Vec<Range<usize>>,
 }

@@ -7,7 +7,7 @@
 //! provider enforces it. Fixed once per request, for all attempts.
 
 use crate::facts::Facts;
-use crate::money::{Amount, CostError, PriceCard, cost};
+use crate::money::{Amount, CostError, PriceCard, PriceList, cost};
 use crate::stream::usage::Usage;
 
 /// Template tokens around one message. `OpenAI` publishes 3; twice that and some.
@@ -33,8 +33,12 @@ pub struct Bound {
     pub input: u64,
     /// Output tokens of all choices together.
     pub output: u64,
-    /// The output bound to write upstream, where the caller gave none.
+    /// The output bound of one choice to write upstream, where the caller gave none.
     pub write_output: Option<u64>,
+    /// The output bound of one choice to write over the caller's own, which the balance cannot carry.
+    pub clamped: Option<u64>,
+    /// The output bound of one choice, where it was lowered to what the balance carries.
+    pub lowered: Option<u64>,
 }
 
 /// The bound of a call to a model with these limits. `default_output` is the key's own.
@@ -45,13 +49,20 @@ pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bou
     } else {
         let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
         let images = facts.input.inline_images.saturating_mul(limits.image);
-        let all =
-            [template, images, TOKENS_PER_REQUEST].into_iter().fold(facts.input.bytes, u64::saturating_add);
+        let all = [template, images, facts.input.template_tokens, TOKENS_PER_REQUEST]
+            .into_iter()
+            .fold(facts.input.bytes, u64::saturating_add);
         all.min(limits.context)
     };
     let ours = default_output.unwrap_or(limits.output).min(limits.output);
     let output = facts.output_limit.unwrap_or(ours).saturating_mul(facts.choices);
-    Bound { input, output, write_output: facts.output_limit.is_none().then_some(ours) }
+    Bound {
+        input,
+        output,
+        write_output: facts.output_limit.is_none().then_some(ours),
+        clamped: None,
+        lowered: None,
+    }
 }
 
 /// The hold for `bound` at the dearest of `cards`.
@@ -66,6 +77,49 @@ pub fn amount<'a>(bound: &Bound, cards: impl Iterator<Item = &'a PriceCard>) -> 
         most = most.max(cost(&dearest, &usage)?);
     }
     Ok(most)
+}
+
+/// The input bound where the tokens have been counted: 2 % and a little more for what a template adds.
+#[must_use]
+pub fn counted(bound: &Bound, tokens: u64, facts: &Facts, limits: &Limits) -> Bound {
+    let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
+    let images = facts.input.inline_images.saturating_mul(limits.image);
+    let slack = [tokens / 50, 64, template, images, TOKENS_PER_REQUEST];
+    let input = slack.into_iter().fold(tokens, u64::saturating_add).min(bound.input);
+    Bound { input, ..*bound }
+}
+
+/// The bound with as much output as `money` carries, but not less than `least` tokens a choice. Never
+/// more than the bound has; `None` when even that is too dear.
+#[must_use]
+pub fn clamped(bound: &Bound, facts: &Facts, list: &PriceList, money: Amount, least: u64) -> Option<Bound> {
+    let with = |each: u64| Bound { output: each.saturating_mul(facts.choices), ..*bound };
+    let fits = |each: u64| {
+        let held = amount(&with(each), list.reachable(bound.input, facts.tier));
+        held.is_ok_and(|held| held <= money)
+    };
+    let most = bound.output.checked_div(facts.choices)?;
+    let explicit = facts.output_limit.is_some();
+    // What cannot be written over upstream would not be enforced there.
+    let writable = !explicit || !facts.spans.output_limits.is_empty();
+    if most < least || !writable || !fits(least) {
+        return None;
+    }
+    let (mut low, mut high) = (least, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    Some(Bound {
+        write_output: (!explicit).then_some(low),
+        clamped: explicit.then_some(low),
+        lowered: Some(low),
+        ..with(low)
+    })
 }
 
 #[cfg(test)]
@@ -85,6 +139,7 @@ mod tests {
             wants_usage: false,
             output_limit,
             choices: 1,
+            tier: crate::money::Tier::Standard,
             input: Input { bytes, messages: 1, ..Input::default() },
             spans: Spans::default(),
         }
@@ -120,11 +175,41 @@ mod tests {
     }
 
     #[test]
+    fn what_a_provider_puts_around_tools_is_held_for() {
+        let plain = facts(100, Some(10));
+        let mut tools = plain.clone();
+        tools.input.template_tokens = 1_024;
+        assert_eq!(bound(&tools, &LIMITS, None).input, bound(&plain, &LIMITS, None).input + 1_024);
+    }
+
+    #[test]
     fn the_dearest_card_decides() {
         let cheap = PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000));
         let dear = PriceCard::flat(Rate::from_pico(9_000), Rate::from_pico(9_000));
         let bound = bound(&facts(0, Some(1_000)), &LIMITS, None);
         assert_eq!(amount(&bound, [&cheap, &dear].into_iter()), amount(&bound, [&dear].into_iter()));
+    }
+
+    #[test]
+    fn clamping_takes_what_the_money_carries_and_not_less_than_the_least() {
+        let card = PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000_000));
+        let list = PriceList::flat(card);
+        let mut facts = facts(1_000, Some(10_000));
+        facts.spans.output_limits.push(0..1);
+        let bound = bound(&facts, &LIMITS, None);
+        let money = |nano| Amount::from_nano(nano);
+        let clamped = |nano, least| clamped(&bound, &facts, &list, money(nano), least);
+        assert_eq!(clamped(3_000_000, 1_024).unwrap().clamped, Some(2_998));
+        assert_eq!(clamped(3_000_000, 2_999), None);
+        assert_eq!(clamped(i64::MAX, 1_024).unwrap().output, 10_000, "never raised");
+    }
+
+    #[test]
+    fn a_count_only_ever_lowers_the_bound() {
+        let facts = facts(10_000, Some(10));
+        let bytes = bound(&facts, &LIMITS, None);
+        assert_eq!(counted(&bytes, 2_500, &facts, &LIMITS).input, 2_500 + 50 + 64 + 8 + 16);
+        assert_eq!(counted(&bytes, 1_000_000, &facts, &LIMITS).input, bytes.input);
     }
 
     proptest! {

@@ -74,6 +74,17 @@ pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
     Ok(found)
 }
 
+/// The members of the object that lies at `span` of `text`, with their places in `text`.
+///
+/// # Errors
+/// As [`members`]; also when there is no object at `span`.
+pub fn members_at<'a>(text: &'a str, span: &Range<usize>) -> Result<Vec<Member<'a>>, Malformed> {
+    let inside = text.get(span.clone()).ok_or(Malformed::NotAnObject)?;
+    let moved = |range: Range<usize>| range.start + span.start..range.end + span.start;
+    let found = members(inside)?.into_iter();
+    Ok(found.map(|m| Member { key: m.key, value: moved(m.value), whole: moved(m.whole) }).collect())
+}
+
 /// The value of the first member called `key` in a text that may be cut off anywhere.
 #[must_use]
 pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {
@@ -280,6 +291,17 @@ mod tests {
         let values: Vec<_> = found.iter().map(|m| &text[m.value.clone()]).collect();
         assert_eq!(keys(text), ["a", "b", "c"]);
         assert_eq!(values, [r#"[1,{"x":"}"}]"#, r#""q\"}""#, "1e400"]);
+    }
+
+    #[test]
+    fn members_of_a_member_have_their_places_in_the_whole() {
+        let text = r#"{"a":1,"m": {"x":[1],"model":"up"} }"#;
+        let outer = members(text).unwrap();
+        let inner = members_at(text, &outer[1].value).unwrap();
+        assert_eq!(inner.iter().map(|m| m.key.as_ref()).collect::<Vec<_>>(), ["x", "model"]);
+        assert_eq!(&text[inner[1].value.clone()], r#""up""#);
+        assert_eq!(members_at(text, &outer[0].value), Err(Malformed::NotAnObject));
+        assert_eq!(members_at(text, &(0..999)), Err(Malformed::NotAnObject));
     }
 
     #[test]

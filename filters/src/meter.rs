@@ -1,11 +1,12 @@
 //! How much was used.
 //!
 //! The provider's own report counts, since it is what we are billed by. Reports of one stream are
-//! snapshots: the last one wins, they are never added. Where there is no report, or none that can
-//! be believed, we count ourselves, and say so (`estimated`). A report from before the end of a cut
-//! stream is compared with our count: the larger one.
+//! snapshots, whole or partial: field by field the last one wins, they are never added. Where there
+//! is no report, or none that can be believed, we count ourselves, and say so (`estimated`). An
+//! output that was reported before the end is compared with our count: the larger one.
 
-use crate::stream::usage::{Reported, Usage};
+use crate::money::price::Tier;
+use crate::stream::usage::{Reported, Standing, Usage};
 
 /// Bytes of text that make about one token. English prose has 4 to 5, code 3 to 4.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -39,6 +40,29 @@ pub struct Used {
     pub estimated: bool,
     /// The provider's report was not plausible.
     pub anomaly: bool,
+    /// The service tier that the provider names.
+    pub tier: Option<Tier>,
+}
+
+/// What a call can have used at most. A report far above it is a fault of the provider's, not a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ceiling {
+    /// The model's context window, in tokens.
+    pub context: u64,
+    /// The output bound of all choices together, in tokens.
+    pub output: u64,
+}
+
+impl Ceiling {
+    /// Nothing is known of the model.
+    pub const NONE: Self = Self { context: u64::MAX, output: u64::MAX };
+
+    /// A provider may break its bound a little and a tokenizer may be a coarse one; a thousand times as
+    /// much text as was seen is neither.
+    fn believes(&self, usage: &Usage, own_output: u64) -> bool {
+        let most = self.context.max(own_output.saturating_mul(4).saturating_add(1024));
+        usage.prompt() <= self.context.max(most) && usage.output <= most
+    }
 }
 
 /// Counts one answer.
@@ -47,6 +71,7 @@ pub struct Meter {
     produced: Produced,
     reported: Option<Reported>,
     anomaly: bool,
+    tier: Option<Tier>,
 }
 
 impl Meter {
@@ -56,21 +81,26 @@ impl Meter {
         self.produced.tool_calls = self.produced.tool_calls.saturating_add(piece.tool_calls);
     }
 
-    /// Takes a report; it replaces the one before.
+    /// Takes a report; what it names replaces what was reported before.
     pub fn report(&mut self, report: UsageReport) {
         match report {
             UsageReport::Believable(reported) => {
                 self.anomaly |= reported.anomaly;
-                self.reported = Some(reported);
+                self.reported = Some(self.reported.map_or(reported, |earlier| earlier.replaced_by(reported)));
             }
             UsageReport::Unbelievable => self.anomaly = true,
         }
     }
 
-    /// Whether a believable report has come.
+    /// Takes the tier that a piece names; the last one wins.
+    pub fn tier(&mut self, tier: Option<Tier>) {
+        self.tier = tier.or(self.tier);
+    }
+
+    /// Whether a believable report has come that may be the last.
     #[must_use]
     pub fn has_report(&self) -> bool {
-        self.reported.is_some()
+        self.reported.is_some_and(|reported| reported.standing != Standing::Early)
     }
 
     /// Output tokens by our own count.
@@ -83,18 +113,25 @@ impl Meter {
     /// What was used. `own_input` is our own count of the prompt; `complete` says whether the answer
     /// came to its end, so that a report can be final.
     #[must_use]
-    pub fn used(&self, own_input: u64, complete: bool) -> Used {
-        let own = self.own_output();
-        let Some(reported) = self.reported else {
+    pub fn used(&self, own_input: u64, complete: bool, ceiling: &Ceiling) -> Used {
+        // The provider enforces the bound that we wrote: our coarser count must not exceed it.
+        let own = self.own_output().min(ceiling.output);
+        let believed = self.reported.filter(|r| ceiling.believes(&r.usage(own_input).0, self.own_output()));
+        let anomaly = self.anomaly || believed != self.reported;
+        let Some(reported) = believed else {
             let usage = Usage { input: own_input, output: own, ..Usage::default() };
-            return Used { usage, estimated: true, anomaly: self.anomaly };
+            return Used { usage, estimated: true, anomaly, tier: self.tier };
         };
-        let mut usage = reported.usage;
-        let early = !complete && usage.output < own;
-        if early {
-            usage.output = own;
-        }
-        Used { usage, estimated: early, anomaly: self.anomaly }
+        let is_final = match reported.standing {
+            Standing::Early => false,
+            Standing::SoFar => complete,
+            Standing::Final => true,
+        };
+        let (mut usage, clamped) = reported.usage(own_input);
+        let told = reported.output.filter(|told| is_final || *told >= own);
+        usage.output = told.unwrap_or(own);
+        let estimated = told.is_none() || reported.input.is_none();
+        Used { usage, estimated, anomaly: anomaly || clamped, tier: self.tier }
     }
 }
 
@@ -116,7 +153,11 @@ mod tests {
 
     fn reported(input: u64, output: u64) -> UsageReport {
         let usage = Usage { input, output, ..Usage::default() };
-        UsageReport::Believable(Reported { usage, anomaly: false })
+        UsageReport::Believable(Reported::whole(&usage, false))
+    }
+
+    fn standing(output: u64, standing: Standing) -> UsageReport {
+        UsageReport::Believable(Reported { output: Some(output), standing, ..Reported::default() })
     }
 
     #[test]
@@ -124,7 +165,7 @@ mod tests {
         let mut meter = Meter::default();
         meter.report(reported(10, 1));
         meter.report(reported(10, 5));
-        let used = meter.used(99, true);
+        let used = meter.used(99, true, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
     }
 
@@ -132,7 +173,7 @@ mod tests {
     fn without_a_report_our_own_count_is_charged_and_marked() {
         let mut meter = Meter::default();
         meter.produce(Produced { text_bytes: 5, tool_calls: 0 });
-        let used = meter.used(7, true);
+        let used = meter.used(7, true, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (7, 2, true));
     }
 
@@ -141,15 +182,64 @@ mod tests {
         let mut meter = Meter::default();
         meter.report(reported(25, 1));
         meter.produce(Produced { text_bytes: 1_200, tool_calls: 0 });
-        assert_eq!(meter.used(0, false).usage.output, 300);
-        assert_eq!(meter.used(0, true).usage.output, 1, "a final report is final");
+        assert_eq!(meter.used(0, false, &Ceiling::NONE).usage.output, 300);
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).usage.output, 1, "a final report is final");
+    }
+
+    #[test]
+    fn a_start_is_never_final_and_a_final_report_always() {
+        let mut meter = Meter::default();
+        meter.report(standing(1, Standing::Early));
+        meter.produce(Produced { text_bytes: 40, tool_calls: 0 });
+        assert_eq!(
+            meter.used(0, true, &Ceiling::NONE).usage.output,
+            10,
+            "the answer ended without a later report"
+        );
+        assert!(!meter.has_report() && meter.used(0, true, &Ceiling::NONE).estimated);
+        meter.report(standing(7, Standing::Final));
+        assert_eq!(meter.used(0, false, &Ceiling::NONE).usage.output, 7);
+        assert!(
+            meter.has_report() && meter.used(0, false, &Ceiling::NONE).estimated,
+            "its prompt is our own count"
+        );
+    }
+
+    #[test]
+    fn the_last_tier_wins_and_a_missing_one_changes_nothing() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).tier, None);
+        for tier in [Some(Tier::Standard), Some(Tier::Flex), None] {
+            meter.tier(tier);
+        }
+        assert_eq!(meter.used(0, true, &Ceiling::NONE).tier, Some(Tier::Flex));
     }
 
     #[test]
     fn a_report_that_cannot_be_believed_leaves_our_count() {
         let mut meter = Meter::default();
         meter.report(UsageReport::Unbelievable);
-        let used = meter.used(3, true);
+        let used = meter.used(3, true, &Ceiling::NONE);
         assert!(used.anomaly && used.estimated && used.usage.input == 3);
+    }
+
+    #[test]
+    fn a_report_beyond_reason_is_not_believed() {
+        let ceiling = Ceiling { context: 128_000, output: 100 };
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 5, tool_calls: 0 });
+        meter.report(reported(10, 1_000_000_000));
+        let used = meter.used(7, true, &ceiling);
+        assert_eq!((used.usage.input, used.usage.output), (7, 2));
+        assert!(used.estimated && used.anomaly);
+        meter.report(reported(4_000, 900));
+        assert_eq!(meter.used(7, true, &ceiling).usage.output, 900, "above the bound, but possible");
+    }
+
+    #[test]
+    fn our_own_count_stays_within_the_bound() {
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 8_000, tool_calls: 0 });
+        assert_eq!(meter.used(7, true, &Ceiling { context: 128_000, output: 100 }).usage.output, 100);
     }
 }

@@ -28,10 +28,16 @@ pub enum Reason {
     InsufficientBalance,
     /// No such model.
     ModelNotFound,
+    /// No past call of that id.
+    GenerationNotFound,
     /// No such path.
     UnknownPath,
     /// The path knows other methods only.
     MethodNotAllowed,
+    /// A call under this idempotency key was made, and its answer is not there.
+    IdempotencyConflict,
+    /// A call under this idempotency key had another body.
+    IdempotencyMismatch,
     /// The body did not arrive in time.
     BodyTimeout,
     /// The body is larger than allowed.
@@ -62,7 +68,7 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, for the docs and the tests.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::InvalidJson,
         Self::MissingField,
         Self::InvalidValue,
@@ -72,7 +78,10 @@ impl Reason {
         Self::InsufficientBalance,
         Self::ModelNotAllowed,
         Self::ModelNotFound,
+        Self::GenerationNotFound,
         Self::UnknownPath,
+        Self::IdempotencyConflict,
+        Self::IdempotencyMismatch,
         Self::MethodNotAllowed,
         Self::BodyTimeout,
         Self::BodyTooLarge,
@@ -102,9 +111,11 @@ impl Reason {
             Self::InvalidKey => 401,
             Self::InsufficientBalance => 402,
             Self::ModelNotAllowed => 403,
-            Self::ModelNotFound | Self::UnknownPath => 404,
+            Self::ModelNotFound | Self::GenerationNotFound | Self::UnknownPath => 404,
             Self::MethodNotAllowed => 405,
             Self::BodyTimeout => 408,
+            Self::IdempotencyConflict => 409,
+            Self::IdempotencyMismatch => 422,
             Self::BodyTooLarge => 413,
             Self::UnsupportedEncoding => 415,
             Self::HeadTooLarge => 431,
@@ -129,7 +140,10 @@ impl Reason {
             Self::InsufficientBalance => "insufficient_balance",
             Self::ModelNotAllowed => "model_not_allowed",
             Self::ModelNotFound => "model_not_found",
+            Self::GenerationNotFound => "generation_not_found",
             Self::UnknownPath => "unknown_path",
+            Self::IdempotencyConflict => "idempotency_conflict",
+            Self::IdempotencyMismatch => "idempotency_mismatch",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::BodyTimeout => "body_timeout",
             Self::BodyTooLarge => "body_too_large",
@@ -168,7 +182,10 @@ impl Reason {
             | Self::ModelNotAllowed
             | Self::InsufficientBalance
             | Self::ModelNotFound
+            | Self::GenerationNotFound
             | Self::UnknownPath
+            | Self::IdempotencyConflict
+            | Self::IdempotencyMismatch
             | Self::MethodNotAllowed
             | Self::BodyTooLarge
             | Self::UnsupportedEncoding
@@ -254,6 +271,16 @@ pub struct UpstreamError {
 }
 
 impl UpstreamError {
+    /// Takes our own credential out of everything it says.
+    pub fn mask(&mut self, credential: &str) {
+        let parts = [&mut self.message, &mut self.kind, &mut self.code];
+        for part in parts.into_iter().chain(self.param.as_mut()) {
+            if !credential.is_empty() && part.contains(credential) {
+                *part = part.replace(credential, "[masked]");
+            }
+        }
+    }
+
     /// Whether it speaks of our credential or our quota at the provider.
     #[must_use]
     pub fn is_about_our_credential(&self) -> bool {

@@ -1,15 +1,25 @@
-//! The admin port: health and metrics. No authentication, so never on a public address.
+//! The admin port: health, metrics, and the books.
+//!
+//! Health and metrics need no authentication, so the port belongs on no public address. The books need
+//! the token that each start writes into the data folder, readable by the gateway's user alone: a page
+//! in somebody's browser or another user of the machine must not be able to move money.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use subtle::ConstantTimeEq as _;
 
+use crate::books::{Books, Verb};
 use crate::drain::Drain;
 use crate::ops::Metrics;
 use crate::pool::Pool;
@@ -28,6 +38,9 @@ pub struct Admin {
     /// The public port really accepts connections.
     pub serving: Arc<AtomicBool>,
     pub bodies: Arc<Bodies>,
+    pub books: Arc<Books>,
+    /// Whoever does something with the books has to know it.
+    pub token: Arc<str>,
 }
 
 /// The routes.
@@ -37,6 +50,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route("/books", post(books))
         .with_state(admin)
 }
 
@@ -45,6 +59,51 @@ async fn readyz(State(admin): State<Admin>) -> impl IntoResponse {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }
+}
+
+async fn books(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+    Json(verb): Json<Verb>,
+) -> Result<Json<serde_json::Value>, (StatusCode, String)> {
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let wanted = format!("Bearer {}", admin.token);
+    if !bool::from(given.ct_eq(wanted.as_bytes())) {
+        return Err((
+            StatusCode::UNAUTHORIZED,
+            "the admin token is missing or not the current one".to_owned(),
+        ));
+    }
+    let books = Arc::clone(&admin.books);
+    let done = tokio::task::spawn_blocking(move || books.perform(verb)).await;
+    match done {
+        Ok(Ok(value)) => Ok(Json(value)),
+        Ok(Err(error)) => Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
+        Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}
+
+/// Where the admin token of a data folder is.
+#[must_use]
+pub fn token_file(data: &Path) -> PathBuf {
+    data.join("admin.token")
+}
+
+/// Makes this start's admin token and writes it for the command line to read.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn token(data: &Path) -> std::io::Result<Arc<str>> {
+    let token = crate::books::fresh_key();
+    let file = token_file(data);
+    // A new file each time: the mode counts only when a file is made.
+    match std::fs::remove_file(&file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
+    out.write_all(token.as_bytes())?;
+    Ok(token.into())
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {

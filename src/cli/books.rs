@@ -1,13 +1,20 @@
-//! Verbs that read the books. They open the ledger's file for reading, beside a running gateway.
+//! Verbs on the books: asked of the running gateway, or done on the file when none runs.
 
 use std::io::Write as _;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use filters::money::Amount;
+use serde_json::Value;
 
+use crate::admin::token_file;
+use crate::books::{Books, Verb};
 use crate::boot::ledger_file;
 use crate::config::Config;
-use crate::ledger::port::StatementLine;
-use crate::ledger::{Ledger as _, LedgerError, Sqlite};
+use crate::ledger::Sqlite;
+
+/// How long the running gateway may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Writes one line to standard output.
 pub(super) fn say(line: &str) -> anyhow::Result<()> {
@@ -15,74 +22,130 @@ pub(super) fn say(line: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn open(config: &Config) -> anyhow::Result<Sqlite> {
+/// Does a verb and answers what came of it.
+pub(super) fn perform(config: &Config, verb: Verb) -> anyhow::Result<Value> {
+    if let Some(answer) = ask(config, &verb)? {
+        return Ok(answer);
+    }
     let file = ledger_file(&config.data);
-    anyhow::ensure!(file.exists(), "there is no ledger at {}: start the gateway once", file.display());
-    Ok(Sqlite::open_for_reading(&file)?)
+    std::fs::create_dir_all(&config.data)
+        .with_context(|| format!("cannot make {}", config.data.display()))?;
+    let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
+    Ok(Books::new(ledger, None).perform(verb)?)
 }
 
-pub(super) fn show(config: &Config, name: Option<&str>, json: bool) -> anyhow::Result<()> {
-    let mut rows = open(config)?.accounts()?;
-    if let Some(name) = name {
-        rows.retain(|row| row.name == name);
-        if rows.is_empty() {
-            return Err(LedgerError::NoAccount(name.to_owned()).into());
+/// Asks the running gateway; `None` when none runs.
+fn ask(config: &Config, verb: &Verb) -> anyhow::Result<Option<Value>> {
+    let Ok(token) = std::fs::read_to_string(token_file(&config.data)) else { return Ok(None) };
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(PATIENCE))
+        .http_status_as_error(false)
+        .build()
+        .into();
+    let url = format!("http://{}/books", config.listen.admin);
+    let sent = agent.post(&url).header("authorization", format!("Bearer {token}")).send_json(verb);
+    let mut answer = match sent {
+        Ok(answer) => answer,
+        // Nobody listens: the token is what an earlier process left.
+        Err(ureq::Error::ConnectionFailed | ureq::Error::Io(_) | ureq::Error::HostNotFound) => {
+            return Ok(None);
         }
-    }
-    if json {
-        return say(&serde_json::to_string(&rows)?);
-    }
+        Err(error) => return Err(error).with_context(|| format!("cannot ask the gateway at {url}")),
+    };
+    let text = answer.body_mut().read_to_string()?;
+    anyhow::ensure!(answer.status().is_success(), "{text}");
+    Ok(Some(serde_json::from_str(&text)?))
+}
+
+/// Does a verb and shows what came of it, as JSON or as `show` has it.
+pub(super) fn run(
+    config: &Config,
+    verb: Verb,
+    json: bool,
+    show: impl FnOnce(&Value) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let answer = perform(config, verb)?;
+    if json { say(&answer.to_string()) } else { show(&answer) }
+}
+
+fn rows(answer: &Value) -> &[Value] {
+    answer.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn amount(row: &Value, key: &str) -> String {
+    Amount::from_nano(row[key].as_i64().unwrap_or_default()).to_string()
+}
+
+fn word<'a>(row: &'a Value, key: &str) -> &'a str {
+    row[key].as_str().unwrap_or_default()
+}
+
+fn time(row: &Value, key: &str) -> String {
+    let Some(millis) = row[key].as_u64() else { return "-".to_owned() };
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_millis(millis)).to_string()
+}
+
+pub(super) fn show_accounts(answer: &Value) -> anyhow::Result<()> {
     say(&format!("{:<24} {:>20} {:>8}", "ACCOUNT", "BALANCE", "CALLS"))?;
-    for row in rows {
-        let balance = Amount::from_nano(row.balance_nano).to_string();
-        say(&format!("{:<24} {balance:>20} {:>8}", row.name, row.calls))?;
+    for row in rows(answer) {
+        say(&format!("{:<24} {:>20} {:>8}", word(row, "name"), amount(row, "balance_nano"), row["calls"]))?;
     }
     Ok(())
 }
 
-pub(super) fn statement(config: &Config, name: &str, limit: u32, json: bool) -> anyhow::Result<()> {
-    let lines = open(config)?.statement(name, limit)?;
-    if json {
-        return say(&serde_json::to_string(&lines)?);
-    }
-    say(&format!(
-        "{:<24} {:<10} {:>18} {:>8} {:>8}  {}",
-        "TIME", "KIND", "AMOUNT", "PROMPT", "OUTPUT", "WHAT"
-    ))?;
-    for line in lines {
-        let StatementLine {
-            at_ms,
-            kind,
-            amount_nano,
-            what,
-            model,
-            endpoint,
-            prompt_tokens,
-            completion_tokens,
-            estimated,
-        } = line;
-        let time = humantime::format_rfc3339_millis(
-            std::time::UNIX_EPOCH + std::time::Duration::from_millis(at_ms.unsigned_abs()),
-        );
-        let amount = Amount::from_nano(amount_nano).to_string();
-        let mark = if estimated { " (estimated)" } else { "" };
+pub(super) fn show_statement(answer: &Value) -> anyhow::Result<()> {
+    say(&format!("{:<20} {:<10} {:>18} {:>8} {:>8}  WHAT", "TIME", "KIND", "AMOUNT", "PROMPT", "OUTPUT"))?;
+    for row in rows(answer) {
+        let mark = if row["estimated"] == true { " (estimated)" } else { "" };
         say(&format!(
-            "{time:<24} {kind:<10} {amount:>18} {prompt_tokens:>8} {completion_tokens:>8}  {what} {model} {endpoint}{mark}"
+            "{:<20} {:<10} {:>18} {:>8} {:>8}  {} {} {}{mark}",
+            time(row, "at_ms"),
+            word(row, "kind"),
+            amount(row, "amount_nano"),
+            row["prompt_tokens"],
+            row["completion_tokens"],
+            word(row, "what"),
+            word(row, "model"),
+            word(row, "endpoint"),
         ))?;
     }
     Ok(())
 }
 
-pub(super) fn verify(config: &Config, json: bool) -> anyhow::Result<()> {
-    let found = open(config)?.verify()?;
-    if json {
-        return say(&serde_json::to_string(&found)?);
+pub(super) fn show_keys(answer: &Value) -> anyhow::Result<()> {
+    say(&format!("{:<14} {:<20} {:<14} {:<8} {:<22} NAME", "ID", "ACCOUNT", "KEY", "STATE", "ENDS"))?;
+    for row in rows(answer) {
+        let state = if row["good"] == true { "good" } else { "ended" };
+        say(&format!(
+            "{:<14} {:<20} {:<14} {state:<8} {:<22} {}",
+            word(row, "id"),
+            word(row, "account"),
+            word(row, "hint"),
+            time(row, "expires_ms"),
+            word(&row["settings"], "name"),
+        ))?;
     }
+    Ok(())
+}
+
+pub(super) fn show_new_key(answer: &Value) -> anyhow::Result<()> {
+    say(word(answer, "key"))?;
+    if answer["old_key"].is_string() {
+        say(&format!(
+            "The old key {} ends at {}.",
+            word(answer, "old_key"),
+            time(answer, "old_key_ends_ms")
+        ))?;
+    }
+    say("Keep it: it is not shown again.")
+}
+
+pub(super) fn show_verified(answer: &Value) -> anyhow::Result<()> {
     say(&format!(
         "The books are right: {} accounts, {} transfers, {} settled holds, turnover {}.",
-        found.accounts,
-        found.transfers,
-        found.holds,
-        Amount::from_nano(found.turnover_nano)
+        answer["accounts"],
+        answer["transfers"],
+        answer["holds"],
+        amount(answer, "turnover_nano")
     ))
 }

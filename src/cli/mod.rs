@@ -6,12 +6,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
+use crate::books::Direction;
 use crate::config::{self, Config};
 use crate::mock::{self, Script};
 use crate::ops::log::{self, Format};
 use crate::serve;
+use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// Exit status for a config that cannot be used (`EX_USAGE` of `sysexits.h`).
 pub const EXIT_CONFIG: u8 = 64;
@@ -39,6 +41,9 @@ enum Verb {
     /// Accounts and what happened on them.
     #[command(subcommand)]
     Accounts(Accounts),
+    /// Callers' keys.
+    #[command(subcommand)]
+    Keys(Keys),
     /// The books as a whole.
     #[command(subcommand)]
     Ledger(Ledger),
@@ -55,6 +60,24 @@ enum Verb {
 
 #[derive(Debug, Subcommand)]
 enum Accounts {
+    /// Make an account, or set its limits.
+    Create {
+        /// The account's name.
+        name: String,
+        #[command(flatten)]
+        limits: LimitArgs,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Book prepaid money.
+    TopUp(MoveArgs),
+    /// Give prepaid money back; only what is not set aside for running calls.
+    Refund(MoveArgs),
+    /// Correct a balance in the customer's favour.
+    Credit(MoveArgs),
+    /// Correct a balance in yours.
+    Debit(MoveArgs),
     /// Balances of all accounts, or of one.
     Show {
         /// The account's name.
@@ -76,6 +99,102 @@ enum Accounts {
     },
 }
 
+/// Money in or out.
+#[derive(Debug, Args)]
+struct MoveArgs {
+    /// The account's name.
+    name: String,
+    /// USD, such as 25.00.
+    usd: String,
+    /// Makes it happen once: your payment's or ticket's number.
+    #[arg(long)]
+    reference: String,
+    /// Why.
+    #[arg(long, default_value = "by hand")]
+    reason: String,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct LimitArgs {
+    /// Requests in any sixty seconds.
+    #[arg(long)]
+    rpm: Option<u64>,
+    /// Tokens in any sixty seconds.
+    #[arg(long)]
+    tpm: Option<u64>,
+    /// Calls at the same time.
+    #[arg(long)]
+    concurrency: Option<u64>,
+    /// USD per day.
+    #[arg(long)]
+    budget_day: Option<String>,
+    /// USD per month.
+    #[arg(long)]
+    budget_month: Option<String>,
+    /// Where midnight is.
+    #[arg(long)]
+    time_zone: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Keys {
+    /// Make a key and show it, once.
+    Create {
+        /// The account's name.
+        account: String,
+        /// What you call it.
+        #[arg(long, default_value = "")]
+        name: String,
+        /// A model that it may use; repeat it for more. Default: all.
+        #[arg(long = "model")]
+        models: Vec<String>,
+        /// The output bound where a caller gives none.
+        #[arg(long)]
+        default_output_tokens: Option<u64>,
+        /// Lower an output bound that the balance cannot carry.
+        #[arg(long)]
+        clamp_output: bool,
+        /// End it after this time, such as 30d.
+        #[arg(long)]
+        expires_in: Option<humantime::Duration>,
+        #[command(flatten)]
+        limits: LimitArgs,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Keys of all accounts, or of one.
+    List {
+        /// The account's name.
+        account: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a key now.
+    Revoke {
+        /// The key, or its id from the list.
+        key: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a new key with the same settings; the old one ends after the overlap.
+    Rotate {
+        /// The key, or its id from the list.
+        key: String,
+        /// How long both are good.
+        #[arg(long, default_value = "1d")]
+        overlap: humantime::Duration,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 #[derive(Debug, Subcommand)]
 enum Ledger {
     /// Prove that the books are right; names the first thing that is not.
@@ -84,6 +203,84 @@ enum Ledger {
         #[arg(long)]
         json: bool,
     },
+}
+
+impl LimitArgs {
+    fn spec(self) -> LimitSpec {
+        let Self { rpm, tpm, concurrency, budget_day, budget_month, time_zone } = self;
+        LimitSpec { rpm, tpm, concurrency, budget_day, budget_month, time_zone }
+    }
+}
+
+impl Accounts {
+    fn run(self, config: &Config) -> anyhow::Result<()> {
+        let (what, args) = match self {
+            Self::Create { name, limits, json } => {
+                let settings = AccountSettings { limits: limits.spec(), ..AccountSettings::default() };
+                let verb = crate::books::Verb::Account { name: name.clone(), settings };
+                return books::run(config, verb, json, |_| books::say(&format!("Account {name} is there.")));
+            }
+            Self::Show { name, json } => {
+                return books::run(config, crate::books::Verb::Accounts { name }, json, books::show_accounts);
+            }
+            Self::Statement { name, limit, json } => {
+                let verb = crate::books::Verb::Statement { account: name, limit };
+                return books::run(config, verb, json, books::show_statement);
+            }
+            Self::TopUp(args) => (Direction::TopUp, args),
+            Self::Refund(args) => (Direction::Refund, args),
+            Self::Credit(args) => (Direction::Credit, args),
+            Self::Debit(args) => (Direction::Debit, args),
+        };
+        let MoveArgs { name, usd, reference, reason, json } = args;
+        let verb = crate::books::Verb::Move { account: name, what, usd, reference, reason };
+        books::run(config, verb, json, |answer| {
+            books::say(if answer["booked"] == true {
+                "Booked."
+            } else {
+                "Booked already under that reference."
+            })
+        })
+    }
+}
+
+impl Keys {
+    fn run(self, config: &Config) -> anyhow::Result<()> {
+        match self {
+            Self::Create {
+                account,
+                name,
+                models,
+                default_output_tokens,
+                clamp_output,
+                expires_in,
+                limits,
+                json,
+            } => {
+                let settings = KeySettings {
+                    name,
+                    models: Some(models).filter(|m| !m.is_empty()),
+                    default_output_tokens,
+                    clamp_output,
+                    limits: limits.spec(),
+                    ..KeySettings::default()
+                };
+                let expires_in_seconds = expires_in.map(|span| span.as_secs());
+                let verb = crate::books::Verb::NewKey { account, settings, expires_in_seconds };
+                books::run(config, verb, json, books::show_new_key)
+            }
+            Self::List { account, json } => {
+                books::run(config, crate::books::Verb::Keys { account }, json, books::show_keys)
+            }
+            Self::Revoke { key, json } => {
+                books::run(config, crate::books::Verb::Revoke { key }, json, |_| books::say("Revoked."))
+            }
+            Self::Rotate { key, overlap, json } => {
+                let verb = crate::books::Verb::Rotate { key, overlap_seconds: overlap.as_secs() };
+                books::run(config, verb, json, books::show_new_key)
+            }
+        }
+    }
 }
 
 impl Cli {
@@ -103,13 +300,11 @@ impl Cli {
                 let (models, endpoints) = (config.catalogue.models.len(), config.catalogue.endpoints.len());
                 books::say(&format!("{}: good. {models} models, {endpoints} routes.", self.config.display()))
             }
-            Verb::Accounts(Accounts::Show { name, json }) => {
-                books::show(&load(&self.config)?, name.as_deref(), json)
+            Verb::Accounts(verb) => verb.run(&load(&self.config)?),
+            Verb::Keys(verb) => verb.run(&load(&self.config)?),
+            Verb::Ledger(Ledger::Verify { json }) => {
+                books::run(&load(&self.config)?, crate::books::Verb::Verify, json, books::show_verified)
             }
-            Verb::Accounts(Accounts::Statement { name, limit, json }) => {
-                books::statement(&load(&self.config)?, &name, limit, json)
-            }
-            Verb::Ledger(Ledger::Verify { json }) => books::verify(&load(&self.config)?, json),
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;
                 log::start(self.log);

@@ -10,13 +10,16 @@ use filters::dialect::{Dialect, Manners, OutputField};
 use filters::hold::Limits;
 use filters::ids::EndpointId;
 use filters::money::amount::parse_decimal;
-use filters::money::{Amount, PriceCard, Rate};
+use filters::money::{Amount, PriceCard, PriceList, Rate, Tier};
 
 use super::{Faults, join, raw};
 use crate::secret::Secret;
+use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// The longest name of an account, a provider or a model, in bytes.
 const NAME_BYTES_MAX: usize = 200;
+/// The longest time that any limit may have.
+const SPAN_MAX: Duration = Duration::from_secs(7 * 86_400);
 /// The shortest key that is accepted, in bytes. Ours have 46.
 const KEY_BYTES_MIN: usize = 8;
 
@@ -73,13 +76,32 @@ pub struct Catalogue {
     pub endpoints: Vec<Endpoint>,
 }
 
+impl Catalogue {
+    /// Whether a route of the model speaks the dialect.
+    #[must_use]
+    pub fn speaks(&self, model: &Model, dialect: Dialect) -> bool {
+        let endpoints = model.routes.iter().filter_map(|id| self.endpoints.get(id.0));
+        endpoints.into_iter().any(|endpoint| endpoint.provider.dialect == dialect)
+    }
+}
+
 #[derive(Debug)]
 pub struct Model {
     pub name: String,
-    pub price: PriceCard,
+    pub price: PriceList,
     pub limits: Limits,
+    pub tokenizer: Option<Tokenizer>,
     /// Never empty.
     pub routes: Vec<EndpointId>,
+}
+
+/// How tokens are counted exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Of `OpenAI`'s models since GPT-4o.
+    O200k,
+    /// Of those before.
+    Cl100k,
 }
 
 /// One addressable deployment of a model: a route of the config.
@@ -137,14 +159,13 @@ pub struct Account {
     pub name: String,
     pub balance: Amount,
     pub keys: Vec<Key>,
+    pub settings: AccountSettings,
 }
 
 #[derive(Debug)]
 pub struct Key {
     pub secret: Secret,
-    /// `None`: all.
-    pub models: Option<Vec<String>>,
-    pub default_output_tokens: Option<u64>,
+    pub settings: KeySettings,
 }
 
 /// Turns what was written into what is meant.
@@ -166,6 +187,9 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
         max: drain.max.map_or(Duration::from_secs(600), |s| s.0),
     };
+    if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
+        check.fault("drain", "times must be at most 7 days");
+    }
     let providers = check.providers(providers.0, timers);
     let catalogue = check.catalogue(models.0, &providers);
     let accounts = check.accounts(bootstrap, &catalogue);
@@ -246,8 +270,8 @@ impl Check {
     }
 
     fn positive(&mut self, path: String, value: Duration) {
-        if value.is_zero() {
-            self.fault(path, "must be more than 0");
+        if value.is_zero() || value > SPAN_MAX {
+            self.fault(path, "must be more than 0 and at most 7 days");
         }
     }
 
@@ -313,6 +337,7 @@ impl Check {
                 name: name.clone(),
                 dialect: match raw.dialect {
                     raw::DialectName::Openai => Dialect::OpenAi,
+                    raw::DialectName::Anthropic => Dialect::Anthropic,
                 },
                 base,
                 region: raw.region.unwrap_or_default(),
@@ -344,8 +369,22 @@ impl Check {
                 _ => return None,
             };
             let host = uri.host()?.trim_matches(['[', ']']).to_owned();
-            let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-            let plain = uri.query().is_none() && !uri.authority()?.as_str().contains('@') && !host.is_empty();
+            // An authority may have a port that is none.
+            let port = match (uri.port_u16(), uri.authority()?.port()) {
+                (Some(port), _) => port,
+                (None, None) if !uri.authority()?.as_str().ends_with(':') => {
+                    if tls {
+                        443
+                    } else {
+                        80
+                    }
+                }
+                (None, _) => return None,
+            };
+            let plain = uri.query().is_none()
+                && !text.contains('#')
+                && !uri.authority()?.as_str().contains('@')
+                && !host.is_empty();
             plain.then(|| BaseUrl { tls, host, port, path: uri.path().trim_end_matches('/').to_owned() })
         });
         if parsed.is_none() {
@@ -369,7 +408,7 @@ impl Check {
         for (name, raw) in raw {
             let path = join("models", &name);
             self.name(&path, &name);
-            let price = self.price(&join(&path, "price"), &raw.price);
+            let price = self.price_list(&join(&path, "price"), raw.price);
             let limits = self.limits(&join(&path, "limits"), &raw.limits);
             if raw.routes.is_empty() {
                 self.fault(join(&path, "routes"), "name at least one route");
@@ -384,6 +423,7 @@ impl Check {
                     continue;
                 };
                 let native_model = raw.model.unwrap_or_else(|| name.clone());
+                self.name(&join(&path, "model"), &native_model);
                 let manners = Manners {
                     native_model: native_model.clone(),
                     stream_usage: *stream_usage,
@@ -399,7 +439,11 @@ impl Check {
                     cost,
                 });
             }
-            let model = Model { name: name.clone(), price, limits, routes };
+            let tokenizer = raw.tokenizer.map(|name| match name {
+                raw::TokenizerName::O200k => Tokenizer::O200k,
+                raw::TokenizerName::Cl100k => Tokenizer::Cl100k,
+            });
+            let model = Model { name: name.clone(), price, limits, tokenizer, routes };
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
@@ -420,6 +464,62 @@ impl Check {
         limits
     }
 
+    fn price_list(&mut self, path: &str, raw: raw::PriceList) -> PriceList {
+        let raw::PriceList {
+            input,
+            output,
+            cache_read,
+            cache_write_5m,
+            cache_write_1h,
+            audio_input,
+            per_request,
+            long_context,
+            service_tiers,
+        } = raw;
+        let base = raw::Price {
+            input,
+            output,
+            cache_read,
+            cache_write_5m,
+            cache_write_1h,
+            audio_input,
+            per_request,
+        };
+        let standard = self.price(path, &base);
+        let long_context = long_context.map(|raw| {
+            let raw::LongContext { above, input, output, cache_read, cache_write_5m, cache_write_1h } = raw;
+            let (audio_input, per_request) = (base.audio_input.clone(), base.per_request.clone());
+            let card = raw::Price {
+                input,
+                output,
+                cache_read,
+                cache_write_5m,
+                cache_write_1h,
+                audio_input,
+                per_request,
+            };
+            (above, self.price(&join(path, "long_context"), &card))
+        });
+        let mut tiers = vec![];
+        for (name, card) in service_tiers.unwrap_or_default().0 {
+            let path = join(&join(path, "service_tiers"), &name);
+            let tier = match name.as_str() {
+                "priority" => Tier::Priority,
+                "flex" => Tier::Flex,
+                "batch" => Tier::Batch,
+                _ => {
+                    self.fault(path, "is not one of: priority, flex, batch");
+                    continue;
+                }
+            };
+            tiers.push((tier, self.price(&path, &card)));
+        }
+        let mut list = PriceList { version: 0, standard, long_context, tiers };
+        // The same prices have the same version, over restarts and machines.
+        list.version = crc32fast::hash(format!("{list:?}").as_bytes());
+        list
+    }
+
     fn price(&mut self, path: &str, raw: &raw::Price) -> PriceCard {
         let mut rate = |key: &str, text: &raw::Decimal| match Rate::parse_usd_per_million(&text.0) {
             Ok(rate) => rate,
@@ -438,7 +538,11 @@ impl Check {
         let output = rate("output", &raw.output);
         let per_request_pico = match raw.per_request.as_ref().map(|text| parse_decimal(&text.0, 12)) {
             None => 0,
-            Some(Ok(pico)) => u64::try_from(pico).unwrap_or(u64::MAX),
+            Some(Ok(pico)) if pico <= 1_000_000_000_000_000 => u64::try_from(pico).unwrap_or(u64::MAX),
+            Some(Ok(_)) => {
+                self.fault(join(path, "per_request"), "must be at most 1000 USD");
+                0
+            }
             Some(Err(e)) => {
                 self.fault(join(path, "per_request"), format!("{e}: USD, such as \"0.001\""));
                 0
@@ -466,7 +570,22 @@ impl Check {
                 let path = format!("{path}.keys[{index}]");
                 keys.push(self.key(&path, raw, catalogue, &mut seen));
             }
-            accounts.push(Account { name, balance, keys });
+            let settings = AccountSettings {
+                limits: self.limit_spec(&join(&path, "limits"), raw.limits),
+                model_limits: raw
+                    .model_limits
+                    .unwrap_or_default()
+                    .0
+                    .into_iter()
+                    .map(|(model, limits)| {
+                        let path = join(&join(&path, "model_limits"), &model);
+                        self.known_model(&path, &model, catalogue);
+                        let spec = self.limit_spec(&path, Some(limits));
+                        (model, spec)
+                    })
+                    .collect(),
+            };
+            accounts.push(Account { name, balance, keys, settings });
         }
         accounts
     }
@@ -485,15 +604,44 @@ impl Check {
             self.fault(join(path, "key"), format!("is the same as {other}: a key belongs to one account"));
         }
         for model in raw.models.iter().flatten() {
-            if !catalogue.models.contains_key(model) {
-                self.fault(join(path, "models"), format!("there is no model `{model}`"));
-            }
+            self.known_model(&join(path, "models"), model, catalogue);
         }
-        Key {
-            secret: Secret::new(raw.key),
+        let settings = KeySettings {
+            name: raw.name.unwrap_or_default(),
             models: raw.models,
             default_output_tokens: raw.default_output_tokens,
+            clamp_output: raw.clamp_output.unwrap_or(false),
+            clamp_min: raw.clamp_min,
+            abandoned_max: raw.abandoned_max.map(|d| d.0),
+            limits: self.limit_spec(&join(path, "limits"), raw.limits),
+        };
+        if let Err(bad) = settings.check() {
+            self.fault(join(path, bad.field), bad.message);
         }
+        Key { secret: Secret::new(raw.key), settings }
+    }
+
+    fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
+        if !catalogue.models.contains_key(model) {
+            self.fault(path, format!("there is no model `{model}`"));
+        }
+    }
+
+    fn limit_spec(&mut self, path: &str, raw: Option<raw::Limits>) -> LimitSpec {
+        let raw::Limits { rpm, tpm, concurrency, budget_day, budget_month, time_zone } =
+            raw.unwrap_or_default();
+        let spec = LimitSpec {
+            rpm,
+            tpm,
+            concurrency,
+            budget_day: budget_day.map(|d| d.0),
+            budget_month: budget_month.map(|d| d.0),
+            time_zone,
+        };
+        if let Err(bad) = spec.meant() {
+            self.fault(join(path, bad.field), bad.message);
+        }
+        spec
     }
 }
 
@@ -509,6 +657,8 @@ fn memory_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use filters::dialect::Dialect;
+
     use super::super::parse;
 
     const GOOD: &str = r#"
@@ -539,8 +689,9 @@ bootstrap:
     fn a_good_file_is_read_as_meant() {
         let config = parse(GOOD, vars).unwrap_or_else(|e| panic!("{e}"));
         let model = &config.catalogue.models["m"];
-        assert_eq!(model.price.input.pico(), 1_005_000);
-        assert_eq!(model.price.cache_read, model.price.input);
+        let card = model.price.standard;
+        assert_eq!(card.input.pico(), 1_005_000);
+        assert_eq!(card.cache_read, card.input);
         let endpoint = &config.catalogue.endpoints[0];
         assert_eq!((endpoint.name.as_str(), endpoint.provider.base.path.as_str()), ("p/native", "/v1"));
         assert_eq!(endpoint.provider.credential.as_ref().unwrap().expose(), "prov-key");
@@ -582,6 +733,18 @@ bootstrap:
     fn a_price_written_as_a_float_is_refused_rather_than_rounded() {
         let text = GOOD.replace("\"1.005\"", "1.005");
         assert!(faults(&text).contains(&(Some(8), "models.m.price.input".to_owned())));
+    }
+
+    #[test]
+    fn one_model_may_have_routes_of_both_dialects() {
+        let mixed = GOOD
+            .replace("models:\n", "  q: { dialect: anthropic, base_url: \"http://h\" }\nmodels:\n")
+            .replace("routes: [ ", "routes: [ { provider: q }, ");
+        let speaks = |text: &str| {
+            let catalogue = parse(text, vars).unwrap_or_else(|e| panic!("{e}")).catalogue;
+            [Dialect::OpenAi, Dialect::Anthropic].map(|d| catalogue.speaks(&catalogue.models["m"], d))
+        };
+        assert_eq!((speaks(&mixed), speaks(GOOD)), ([true, true], [true, false]));
     }
 
     #[test]

@@ -125,11 +125,11 @@ pub struct Drain {
 #[derive(Debug, Deserr)]
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Provider {
-    /// The language it speaks.
+    /// The language it speaks: `openai` or `anthropic`. Callers of the one are never sent to the other.
     pub dialect: DialectName,
-    /// Everything before `/chat/completions`, such as `https://host/v1`.
+    /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
-    /// The secret it gave us, sent as `Authorization: Bearer`.
+    /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
     /// Where it is; shows in logs and metrics.
@@ -159,6 +159,7 @@ pub struct Provider {
 #[deserr(error = Faults, rename_all = lowercase)]
 pub enum DialectName {
     Openai,
+    Anthropic,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]
@@ -174,15 +175,77 @@ pub enum OutputFieldName {
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Model {
     /// What callers pay.
-    pub price: Price,
+    pub price: PriceList,
     /// What it can take and give.
     pub limits: ModelLimits,
+    /// How its tokens are counted where bytes are too coarse a bound: `o200k` or `cl100k`. Default: not at
+    /// all.
+    #[deserr(default)]
+    pub tokenizer: Option<TokenizerName>,
     /// Who serves it.
     pub routes: Vec<Route>,
 }
 
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults, rename_all = lowercase)]
+pub enum TokenizerName {
+    O200k,
+    Cl100k,
+}
+
 /// USD per one million tokens, as text so that it is read exactly. What is left out is charged as
 /// plain input.
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct PriceList {
+    /// Input.
+    pub input: Decimal,
+    /// Output, reasoning included.
+    pub output: Decimal,
+    /// Input read from the prompt cache.
+    #[deserr(default)]
+    pub cache_read: Option<Decimal>,
+    /// Input written to the cache for five minutes.
+    #[deserr(default)]
+    pub cache_write_5m: Option<Decimal>,
+    /// Input written to the cache for an hour.
+    #[deserr(default)]
+    pub cache_write_1h: Option<Decimal>,
+    /// Audio input.
+    #[deserr(default)]
+    pub audio_input: Option<Decimal>,
+    /// USD for each request, beside its tokens.
+    #[deserr(default)]
+    pub per_request: Option<Decimal>,
+    /// What counts for the whole request when its prompt has more than `above` tokens.
+    #[deserr(default)]
+    pub long_context: Option<LongContext>,
+    /// What counts where another service tier served: `priority`, `flex`, `batch`.
+    #[deserr(default)]
+    pub service_tiers: Option<Named<Price>>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct LongContext {
+    /// Prompt tokens, cached ones included.
+    pub above: u64,
+    /// Input.
+    pub input: Decimal,
+    /// Output, reasoning included.
+    pub output: Decimal,
+    /// Input read from the prompt cache.
+    #[deserr(default)]
+    pub cache_read: Option<Decimal>,
+    /// Input written to the cache for five minutes.
+    #[deserr(default)]
+    pub cache_write_5m: Option<Decimal>,
+    /// Input written to the cache for an hour.
+    #[deserr(default)]
+    pub cache_write_1h: Option<Decimal>,
+}
+
+/// USD per one million tokens, of one card.
 #[derive(Debug, Deserr)]
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Price {
@@ -252,6 +315,35 @@ pub struct BootstrapAccount {
     /// Its keys.
     #[deserr(default)]
     pub keys: Vec<BootstrapKey>,
+    /// For all its keys together.
+    #[deserr(default)]
+    pub limits: Option<Limits>,
+    /// For all its keys together, by model.
+    #[deserr(default)]
+    pub model_limits: Option<Named<Limits>>,
+}
+
+#[derive(Debug, Default, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Limits {
+    /// Requests in any sixty seconds.
+    #[deserr(default)]
+    pub rpm: Option<u64>,
+    /// Tokens in any sixty seconds; reserved at their bound, corrected at the end.
+    #[deserr(default)]
+    pub tpm: Option<u64>,
+    /// Calls at the same time.
+    #[deserr(default)]
+    pub concurrency: Option<u64>,
+    /// USD per day.
+    #[deserr(default)]
+    pub budget_day: Option<Decimal>,
+    /// USD per month.
+    #[deserr(default)]
+    pub budget_month: Option<Decimal>,
+    /// Where midnight is. Default UTC.
+    #[deserr(default)]
+    pub time_zone: Option<String>,
 }
 
 #[derive(Debug, Deserr)]
@@ -259,12 +351,28 @@ pub struct BootstrapAccount {
 pub struct BootstrapKey {
     /// The key itself; only its digest is kept.
     pub key: String,
+    /// What you call it.
+    #[deserr(default)]
+    pub name: Option<String>,
     /// Models it may use. Default: all.
     #[deserr(default)]
     pub models: Option<Vec<String>>,
     /// The output bound where the caller gives none. Default: the model's limit.
     #[deserr(default)]
     pub default_output_tokens: Option<u64>,
+    /// Lower an output bound that the balance cannot carry, instead of refusing the call. Default false.
+    #[deserr(default)]
+    pub clamp_output: Option<bool>,
+    /// The smallest output that clamping leaves. Default 1024.
+    #[deserr(default)]
+    pub clamp_min: Option<u64>,
+    /// USD an hour of provider cost for calls left before their answer, above which they are charged.
+    /// Default: 1 % of its spend of that hour, at least "0.10".
+    #[deserr(default)]
+    pub abandoned_max: Option<Decimal>,
+    /// For this key alone.
+    #[deserr(default)]
+    pub limits: Option<Limits>,
 }
 
 /// Things by their names. (`deserr` 0.6.4 reads a `BTreeMap` too, but forgets the faults inside it.)

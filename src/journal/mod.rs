@@ -96,7 +96,8 @@ enum What {
 
 /// The threads behind a [`Journal`]; `main` joins them last.
 pub struct Threads {
-    writer: JoinHandle<()>,
+    /// Whether every hold that it wrote down has ended.
+    writer: JoinHandle<bool>,
     syncer: JoinHandle<()>,
     journal: Journal,
     boot: PathBuf,
@@ -121,6 +122,9 @@ impl Journal {
     ) -> io::Result<(Self, Threads)> {
         let folder = root.join(format!("{boot:012}"));
         std::fs::create_dir_all(&folder)?;
+        // The folder's name must survive a power cut, or its lease would be nobody's.
+        File::open(root)?.sync_all()?;
+        root.parent().filter(|p| p.is_dir()).map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
         let lock = File::create(folder.join("lock"))?;
         lock.lock()?;
         let shared = Arc::new(Shared {
@@ -246,28 +250,34 @@ impl Threads {
         queue.stop = true;
         drop(queue);
         self.journal.shared.wake.notify_one();
-        let ended = self.writer.join().is_ok() & self.syncer.join().is_ok();
-        Stopped { boot: self.boot, lock: self.lock, clean: ended && self.journal.is_writable() }
+        let none_open = self.writer.join().unwrap_or(false);
+        let synced = self.syncer.join().is_ok();
+        Stopped {
+            boot: self.boot,
+            _lock: self.lock,
+            complete: none_open && synced && self.journal.is_writable(),
+        }
     }
 }
 
 /// A journal whose threads have ended.
 pub struct Stopped {
     boot: PathBuf,
-    lock: File,
-    clean: bool,
+    _lock: File,
+    complete: bool,
 }
 
 impl Stopped {
-    /// Deletes the boot's folder once the ledger has everything; keeps it after any trouble, for
-    /// the next start to replay.
-    pub fn forget(self, all_posted: bool) {
-        if self.clean && all_posted {
-            let removed = std::fs::remove_dir_all(&self.boot);
-            if let Err(error) = removed {
-                tracing::warn!(%error, folder = %self.boot.display(), "cannot delete a finished journal");
-            }
+    /// Whether every hold has ended and every record is on disk.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Deletes the boot's folder; only once the ledger has everything and the boot has ended there.
+    pub fn forget(self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.boot) {
+            tracing::warn!(%error, folder = %self.boot.display(), "cannot delete a finished journal");
         }
-        drop(self.lock);
     }
 }

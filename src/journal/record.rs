@@ -27,6 +27,8 @@ pub enum Record {
     },
     /// A hold ended.
     Settled(Settled),
+    /// Nothing happened: written to see whether the disk takes records again.
+    Probe,
 }
 
 /// Money set aside for one call.
@@ -44,6 +46,10 @@ pub struct Hold {
     pub request: String,
     /// The model asked for.
     pub model: String,
+    /// The digest of the key that it was placed with.
+    pub key: [u8; 32],
+    /// The version of the price list that it was sized by.
+    pub price_version: u32,
 }
 
 /// How a hold ended; everything that the ledger books of a call.
@@ -65,6 +71,14 @@ pub struct Settled {
     pub parts: [i64; 5],
     /// Our cost at the provider, in nano-dollars.
     pub provider_cost: i64,
+    /// Our cost at the provider for a call that was left before its answer, in nano-dollars.
+    pub abandoned: i64,
+    /// The digest of the key that it was placed with.
+    pub key: [u8; 32],
+    /// When the hold was placed: the window of a budget that it counts in.
+    pub held_ms: i64,
+    /// The version of the price list that hold and charge were computed by.
+    pub price_version: u32,
     /// Tokens: input, cache read, cache writes for 5 minutes and 1 hour, audio input, output, reasoning.
     pub tokens: [u64; 7],
     /// The counts are our own.
@@ -150,7 +164,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Record, usize), BadFrame> {
     };
     let (length, crc) = (word(0).ok_or(BadFrame::Torn)?, word(4).ok_or(BadFrame::Torn)?);
     let length = usize::try_from(length).map_err(|_| BadFrame::Damaged)?;
-    if length > PAYLOAD_BYTES_MAX {
+    // No record is empty: zeros are what a file system leaves behind a crash.
+    if length == 0 || length > PAYLOAD_BYTES_MAX {
         return Err(BadFrame::Damaged);
     }
     let end = HEADER_BYTES + length;
@@ -170,7 +185,16 @@ mod tests {
 
     #[test]
     fn a_record_survives_its_frame() {
-        let hold = Hold { id: 7, account: 1, amount: 5, at_ms: 9, request: "r".into(), model: "m".into() };
+        let hold = Hold {
+            id: 7,
+            account: 1,
+            amount: 5,
+            at_ms: 9,
+            request: "r".into(),
+            model: "m".into(),
+            key: [3; 32],
+            price_version: 4,
+        };
         let mut bytes = vec![];
         encode(&Record::Hold(hold.clone()), &mut bytes).unwrap();
         encode(&Record::Progress { id: 7, cost: 3 }, &mut bytes).unwrap();

@@ -28,6 +28,37 @@ pub struct Replayed {
     pub orphans: Vec<(Hold, i64)>,
 }
 
+impl Replayed {
+    /// What records say when they are read in the order in which they were written.
+    #[must_use]
+    pub fn of(records: impl IntoIterator<Item = Record>) -> Self {
+        let mut open: HashMap<u128, (Hold, i64)> = HashMap::new();
+        let mut settled = HashMap::new();
+        for record in records {
+            match record {
+                Record::Hold(hold) => {
+                    open.entry(hold.id).or_insert((hold, 0));
+                }
+                Record::Progress { id, cost } => {
+                    if let Some((_, so_far)) = open.get_mut(&id) {
+                        *so_far = cost.max(*so_far);
+                    }
+                }
+                Record::Settled(end) => {
+                    settled.entry(end.id).or_insert(end);
+                }
+                Record::Probe => {}
+            }
+        }
+        open.retain(|id, _| !settled.contains_key(id));
+        let mut settled: Vec<_> = settled.into_values().collect();
+        settled.sort_by_key(|s| s.id);
+        let mut orphans: Vec<_> = open.into_values().collect();
+        orphans.sort_by_key(|(hold, _)| hold.id);
+        Self { settled, orphans }
+    }
+}
+
 /// All dead boots under `root`, oldest first.
 ///
 /// # Errors
@@ -66,32 +97,11 @@ impl Dead {
             .filter(|path| path.extension().is_some_and(|e| e == "log"))
             .collect();
         segments.sort();
-        let mut open: HashMap<u128, (Hold, i64)> = HashMap::new();
-        let mut settled = HashMap::new();
+        let mut records = vec![];
         for (index, path) in segments.iter().enumerate() {
-            let last = index + 1 == segments.len();
-            for record in read_segment(path, last)? {
-                match record {
-                    Record::Hold(hold) => {
-                        open.entry(hold.id).or_insert((hold, 0));
-                    }
-                    Record::Progress { id, cost } => {
-                        if let Some((_, so_far)) = open.get_mut(&id) {
-                            *so_far = cost.max(*so_far);
-                        }
-                    }
-                    Record::Settled(end) => {
-                        settled.entry(end.id).or_insert(end);
-                    }
-                }
-            }
+            records.extend(read_segment(path, index + 1 == segments.len())?);
         }
-        open.retain(|id, _| !settled.contains_key(id));
-        let mut settled: Vec<_> = settled.into_values().collect();
-        settled.sort_by_key(|s| s.id);
-        let mut orphans: Vec<_> = open.into_values().collect();
-        orphans.sort_by_key(|(hold, _)| hold.id);
-        Ok(Replayed { settled, orphans })
+        Ok(Replayed::of(records))
     }
 
     /// Deletes the boot's folder; only once the ledger has everything.
@@ -150,6 +160,8 @@ mod tests {
             at_ms: 0,
             request: String::new(),
             model: String::new(),
+            key: [0; 32],
+            price_version: 0,
         })
     }
 

@@ -15,12 +15,14 @@ use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
 
 /// How long to wait before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// How often a process that leaves tries to write what the disk refuses.
+const LAST_TRIES: u32 = 20;
 
 pub(super) fn start(
     shared: Arc<Shared>,
     folder: &Path,
     ledger: SyncSender<Posting>,
-) -> io::Result<(JoinHandle<()>, JoinHandle<()>)> {
+) -> io::Result<(JoinHandle<bool>, JoinHandle<()>)> {
     let sync = Arc::new(Syncer::default());
     let segment = Segment::create(folder, 1)?;
     let mut writer = Writer {
@@ -92,27 +94,42 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&mut self) {
+    /// Writes until it is told to stop; answers whether every hold has ended.
+    fn run(&mut self) -> bool {
+        let mut tries_left = LAST_TRIES;
         loop {
             let (entries, stop) = self.wait();
+            if stop && !self.unwritten.is_empty() {
+                tries_left -= 1;
+                thread::sleep(RETRY);
+            }
             self.write(entries);
             self.hand_on();
             self.delete_posted();
             if self.segment.length > SEGMENT_BYTES {
                 self.rotate();
             }
+            if stop && tries_left == 0 {
+                tracing::error!(
+                    lost = self.unwritten.len(),
+                    "charges are lost: the disk takes no records; their holds end at their last progress"
+                );
+                self.shared.writable.store(false, Ordering::Release);
+                break;
+            }
             if stop && self.backlog.is_empty() && self.unwritten.is_empty() {
                 break;
             }
         }
         self.sync.stop();
+        self.open.is_empty()
     }
 
     /// Waits for entries; for a tick at most while something is open.
     fn wait(&self) -> (Vec<Entry>, bool) {
         let queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = !(self.open.is_empty() && self.backlog.is_empty() && self.finished.is_empty());
-        let patience = match (self.unwritten.is_empty(), busy) {
+        let patience = match (self.shared.writable.load(Ordering::Acquire), busy) {
             (false, _) => RETRY,
             (true, true) => TICK,
             (true, false) => Duration::from_secs(3600),
@@ -152,9 +169,14 @@ impl Writer {
             waiting.push(entry.written);
         }
         self.put_progress(&mut buffer);
+        if buffer.is_empty() && !self.shared.writable.load(Ordering::Acquire) {
+            // Nobody is admitted who could show that the disk is well again.
+            put(&Record::Probe, &mut buffer);
+        }
+        let tried = !buffer.is_empty();
         let result = if buffer.is_empty() { Ok(()) } else { self.segment.append(&buffer) };
         self.buffer = buffer;
-        self.conclude(result, holds, settled, waiting);
+        self.conclude(result.map(|()| tried), holds, settled, waiting);
     }
 
     fn put_progress(&self, buffer: &mut Vec<u8>) {
@@ -170,27 +192,30 @@ impl Writer {
 
     fn conclude(
         &mut self,
-        result: io::Result<()>,
+        result: io::Result<bool>,
         holds: Vec<Arc<OpenHold>>,
         settled: Vec<Posting>,
         waiting: Vec<tokio::sync::oneshot::Sender<bool>>,
     ) {
         let written = result.is_ok();
         match result {
-            Ok(()) => {
+            Ok(tried) => {
                 self.open.extend(holds.into_iter().map(|hold| (hold.hold.id, hold)));
                 for posting in &settled {
                     self.open.remove(&posting.settled.id);
                 }
                 self.backlog.extend(settled);
-                if !self.sync.has_failed() {
-                    self.shared.writable.store(true, Ordering::Release);
+                if tried {
+                    if !self.sync.has_failed() && !self.shared.writable.swap(true, Ordering::AcqRel) {
+                        tracing::info!("the journal can be written again");
+                    }
+                    self.sync.dirty(&self.segment.file);
                 }
-                self.sync.dirty(&self.segment.file);
             }
             Err(error) => {
-                tracing::error!(%error, "the journal cannot be written: no call is admitted until it can");
-                self.shared.writable.store(false, Ordering::Release);
+                if self.shared.writable.swap(false, Ordering::AcqRel) {
+                    tracing::error!(%error, "the journal cannot be written: no call is admitted until it can");
+                }
                 self.unwritten = settled;
             }
         }

@@ -6,6 +6,7 @@ use filters::ids::{AccountId, KeyDigest};
 use filters::money::{Amount, TransferKind};
 
 use crate::journal::Settled;
+use crate::settings::{AccountSettings, KeySettings};
 
 /// A ledger. Calls block: they belong to a thread that may.
 pub trait Ledger: Send {
@@ -46,29 +47,46 @@ pub trait Ledger: Send {
     /// [`LedgerError`] when the books cannot be written.
     fn end_boot(&mut self, boot: i64) -> Result<(), LedgerError>;
 
-    /// Makes an account unless it is there.
+    /// Leases to a boot whatever is free by now; answers what was added to each account.
     ///
     /// # Errors
     /// [`LedgerError`] when the books cannot be written.
-    fn ensure_account(&mut self, name: &str, now_ms: i64) -> Result<AccountId, LedgerError>;
+    fn lease_free(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError>;
 
-    /// Books prepaid money, once per `reference`. Answers whether it was new.
+    /// Makes an account unless it is there; settings, where given, replace the ones it has.
     ///
     /// # Errors
-    /// [`LedgerError`] when the books cannot be written or the sum does not fit.
-    fn top_up(&mut self, top_up: &TopUp<'_>) -> Result<bool, LedgerError>;
+    /// [`LedgerError`] when the books cannot be written.
+    fn ensure_account(
+        &mut self,
+        name: &str,
+        settings: Option<&AccountSettings>,
+        now_ms: i64,
+    ) -> Result<AccountId, LedgerError>;
+
+    /// Moves money into or out of an account, once per `reference`. Answers whether it was new.
+    ///
+    /// # Errors
+    /// [`LedgerError::Funds`] when more is to go out than is free, or the books cannot be written.
+    fn transfer(&mut self, movement: &Movement<'_>) -> Result<bool, LedgerError>;
 
     /// Makes a key known, or brings its settings up to date.
     ///
     /// # Errors
     /// [`LedgerError::KeyTaken`] when another account has it.
-    fn ensure_key(&mut self, key: &KeyRecord, now_ms: i64) -> Result<(), LedgerError>;
+    fn ensure_key(&mut self, key: &NewKey<'_>) -> Result<(), LedgerError>;
 
-    /// All keys that may be used.
+    /// Lets a key end at an instant (in milliseconds since 1970). Keys are found by their digest.
+    ///
+    /// # Errors
+    /// [`LedgerError::NoKey`] when there is none.
+    fn end_key(&mut self, digest: KeyDigest, at_ms: i64, revoked: bool) -> Result<(), LedgerError>;
+
+    /// All keys, of one account or of all.
     ///
     /// # Errors
     /// [`LedgerError`] when the books cannot be read.
-    fn keys(&mut self) -> Result<Vec<KeyRecord>, LedgerError>;
+    fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError>;
 
     /// All accounts, by name.
     ///
@@ -82,6 +100,36 @@ pub trait Ledger: Send {
     /// [`LedgerError::NoAccount`] when there is none of that name.
     fn statement(&mut self, account: &str, limit: u32) -> Result<Vec<StatementLine>, LedgerError>;
 
+    /// A settled call of an account, by its request id or its hold's id.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn generation(&mut self, account: AccountId, id: &str) -> Result<Option<Generation>, LedgerError>;
+
+    /// What calls that were admitted since an instant were charged.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn spent(&mut self, scope: &Scope<'_>, since_ms: i64) -> Result<Amount, LedgerError>;
+
+    /// Writes down what every balance is, once a day.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be written.
+    fn snapshot(&mut self, now_ms: i64) -> Result<(), LedgerError>;
+
+    /// Begins a keyed call, or answers what is known of the first one.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be written.
+    fn begin_keyed(&mut self, call: &KeyedCall<'_>) -> Result<Option<Keyed>, LedgerError>;
+
+    /// Keeps a keyed call's answer, or forgets the call where there is none to keep.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be written.
+    fn end_keyed(&mut self, account: AccountId, key: &str, answer: Option<&[u8]>) -> Result<(), LedgerError>;
+
     /// Proves every invariant; answers what was counted.
     ///
     /// # Errors
@@ -89,14 +137,54 @@ pub trait Ledger: Send {
     fn verify(&mut self) -> Result<Verified, LedgerError>;
 }
 
-/// Prepaid money.
+/// Money that moves into or out of an account.
 #[derive(Clone, Copy, Debug)]
-pub struct TopUp<'a> {
+pub struct Movement<'a> {
     pub account: AccountId,
+    pub what: What,
     pub amount: Amount,
-    /// Makes it happen once: a second top-up under the same reference is none.
+    /// Makes it happen once: a second movement of its kind under the same reference is none.
     pub reference: &'a str,
     pub reason: &'a str,
+    pub now_ms: i64,
+    /// Money that goes out comes from this boot's lease; `None`: from what is free.
+    pub boot: Option<i64>,
+}
+
+/// Kinds of movements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Prepaid money came in.
+    TopUp,
+    /// Prepaid money goes back.
+    Refund,
+    /// A correction in the customer's favour.
+    Credit,
+    /// A correction in ours.
+    Debit,
+}
+
+impl What {
+    /// Whether the account gives.
+    #[must_use]
+    pub const fn goes_out(self) -> bool {
+        match self {
+            Self::TopUp | Self::Credit => false,
+            Self::Refund | Self::Debit => true,
+        }
+    }
+}
+
+/// A key to make known.
+#[derive(Clone, Copy, Debug)]
+pub struct NewKey<'a> {
+    pub digest: KeyDigest,
+    pub account: AccountId,
+    pub account_name: &'a str,
+    /// Its first and last characters, for lists.
+    pub hint: &'a str,
+    pub settings: &'a KeySettings,
+    pub expires_ms: Option<i64>,
     pub now_ms: i64,
 }
 
@@ -106,9 +194,68 @@ pub struct KeyRecord {
     pub digest: KeyDigest,
     pub account: AccountId,
     pub account_name: String,
-    /// `None`: all models.
-    pub models: Option<Vec<String>>,
-    pub default_output_tokens: Option<u64>,
+    pub hint: String,
+    pub settings: KeySettings,
+    pub account_settings: AccountSettings,
+    pub created_ms: i64,
+    /// From then on it is no key any more.
+    pub expires_ms: Option<i64>,
+    pub revoked_ms: Option<i64>,
+}
+
+impl KeyRecord {
+    /// Whether it may be used at an instant.
+    #[must_use]
+    pub fn is_good(&self, now_ms: i64) -> bool {
+        self.revoked_ms.is_none() && self.expires_ms.is_none_or(|at| now_ms < at)
+    }
+}
+
+/// What a sum is taken over.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope<'a> {
+    pub account: AccountId,
+    pub key: Option<KeyDigest>,
+    pub model: Option<&'a str>,
+}
+
+/// A call that carries an idempotency key.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyedCall<'a> {
+    pub account: AccountId,
+    pub key: &'a str,
+    /// SHA-256 of path and body.
+    pub body: [u8; 32],
+    pub request: &'a str,
+    pub now_ms: i64,
+}
+
+/// What is known of an earlier call under the same key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyed {
+    pub body: [u8; 32],
+    pub request: String,
+    /// Its answer, where it was whole and small enough to be kept.
+    pub answer: Option<Vec<u8>>,
+}
+
+/// A settled call as its caller may see it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Generation {
+    pub id: String,
+    pub request_id: String,
+    pub model: String,
+    pub upstream: String,
+    pub attempts: u32,
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub cached_tokens: u64,
+    pub estimated: bool,
+    /// Nano-dollars.
+    pub cost_nano: i64,
+    pub held_nano: i64,
+    pub price_version: u32,
+    pub created_ms: i64,
 }
 
 /// An account as the operator sees it.
@@ -122,6 +269,7 @@ pub struct AccountRow {
     pub leased_nano: i64,
     /// How many calls were settled.
     pub calls: i64,
+    pub settings: AccountSettings,
 }
 
 /// One line of a statement.
@@ -163,6 +311,15 @@ pub enum LedgerError {
     /// No account of that name.
     #[error("there is no account `{0}`")]
     NoAccount(String),
+    /// More is to go out than is free.
+    #[error("only {available} is free: the rest is set aside for running calls")]
+    Funds {
+        /// What is free.
+        available: Amount,
+    },
+    /// No such key.
+    #[error("there is no such key")]
+    NoKey,
     /// A key belongs to another account already.
     #[error("a key of account `{0}` belongs to another account already; every key belongs to one")]
     KeyTaken(String),

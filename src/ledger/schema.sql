@@ -13,6 +13,7 @@ CREATE TABLE account (
     kind       INTEGER NOT NULL CHECK (kind IN (1, 2)),
     name       TEXT NOT NULL,
     created_ms INTEGER NOT NULL,
+    settings   TEXT NOT NULL DEFAULT '{}',
     UNIQUE (kind, name)
 ) STRICT;
 
@@ -64,6 +65,10 @@ CREATE TABLE settlement (
     excess        INTEGER NOT NULL CHECK (excess >= 0),
     shortfall     INTEGER NOT NULL CHECK (shortfall >= 0),
     provider_cost INTEGER NOT NULL CHECK (provider_cost >= 0),
+    abandoned     INTEGER NOT NULL CHECK (abandoned >= 0),
+    key_digest    BLOB NOT NULL CHECK (length(key_digest) = 32),
+    held_ms       INTEGER NOT NULL,
+    price_version INTEGER NOT NULL,
     tokens        TEXT NOT NULL,
     estimated     INTEGER NOT NULL CHECK (estimated IN (0, 1)),
     anomaly       INTEGER NOT NULL CHECK (anomaly IN (0, 1)),
@@ -71,14 +76,37 @@ CREATE TABLE settlement (
     CHECK (captured + released = held)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX settlement_request ON settlement (request);
-CREATE INDEX settlement_account ON settlement (account, at_ms);
+CREATE INDEX settlement_account ON settlement (account, held_ms);
 
 -- Digests only; the keys themselves are shown once and never kept.
 CREATE TABLE api_key (
-    digest                BLOB PRIMARY KEY CHECK (length(digest) = 32),
-    account               INTEGER NOT NULL REFERENCES account (id),
-    models                TEXT,
-    default_output_tokens INTEGER,
-    created_ms            INTEGER NOT NULL,
-    revoked_ms            INTEGER
+    digest     BLOB PRIMARY KEY CHECK (length(digest) = 32),
+    account    INTEGER NOT NULL REFERENCES account (id),
+    hint       TEXT NOT NULL,
+    settings   TEXT NOT NULL,
+    created_ms INTEGER NOT NULL,
+    expires_ms INTEGER,
+    revoked_ms INTEGER
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX api_key_account ON api_key (account);
+
+-- What each balance was at the end of a day, so that an audit need not begin at the beginning.
+CREATE TABLE snapshot (
+    account       INTEGER NOT NULL REFERENCES account (id),
+    day           INTEGER NOT NULL,
+    posted        INTEGER NOT NULL CHECK (posted >= 0),
+    last_transfer INTEGER NOT NULL,
+    PRIMARY KEY (account, day)
+) STRICT, WITHOUT ROWID;
+
+-- Answers of keyed calls, for a day: a repeat gets the first one's answer and no second charge.
+CREATE TABLE keyed_call (
+    account  INTEGER NOT NULL REFERENCES account (id),
+    key      TEXT NOT NULL,
+    body     BLOB NOT NULL CHECK (length(body) = 32),
+    request  TEXT NOT NULL,
+    answer   BLOB,
+    at_ms    INTEGER NOT NULL,
+    PRIMARY KEY (account, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX keyed_call_at ON keyed_call (at_ms);

@@ -10,11 +10,17 @@ use filters::ids::{AccountId, HoldId, KeyDigest};
 use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 
-use super::port::{AccountRow, KeyRecord, Ledger, LedgerError, StatementLine, TopUp, Verified, kind_word};
+use super::port::{
+    AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
+    StatementLine, Verified, What, kind_word,
+};
 use crate::journal::Settled;
+use crate::settings::AccountSettings;
 
 const SCHEMA: &str = include_str!("schema.sql");
 const SCHEMA_VERSION: i64 = 1;
+/// A day in milliseconds.
+const DAY_MS: i64 = 86_400_000;
 const CUSTOMER: i64 = 1;
 const HOUSE_KIND: i64 = 2;
 
@@ -118,13 +124,7 @@ impl Ledger for Sqlite {
 
     fn lease_all(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError> {
         let transaction = self.connection.transaction()?;
-        transaction.execute(
-            "INSERT INTO lease (account, boot, amount)
-             SELECT account, ?1, posted - leased FROM balance WHERE posted > leased
-             ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
-            params![boot],
-        )?;
-        transaction.execute("UPDATE balance SET leased = posted WHERE posted > leased", [])?;
+        lease_what_is_free(&transaction, boot)?;
         transaction.commit()?;
         self.leases(boot)
     }
@@ -160,13 +160,36 @@ impl Ledger for Sqlite {
         Ok(())
     }
 
-    fn ensure_account(&mut self, name: &str, now_ms: i64) -> Result<AccountId, LedgerError> {
+    fn lease_free(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError> {
+        let transaction = self.connection.transaction()?;
+        let added = {
+            let mut query = transaction
+                .prepare_cached("SELECT account, posted - leased FROM balance WHERE posted > leased")?;
+            let rows =
+                query.query_map([], |row| Ok((AccountId(row.get(0)?), Amount::from_nano(row.get(1)?))))?;
+            rows.collect::<Result<Vec<_>, _>>()?
+        };
+        lease_what_is_free(&transaction, boot)?;
+        transaction.commit()?;
+        Ok(added)
+    }
+
+    fn ensure_account(
+        &mut self,
+        name: &str,
+        settings: Option<&AccountSettings>,
+        now_ms: i64,
+    ) -> Result<AccountId, LedgerError> {
         let transaction = self.connection.transaction()?;
         transaction.execute(
             "INSERT INTO account (kind, name, created_ms) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
             params![CUSTOMER, name, now_ms],
         )?;
         let id = account_id(&transaction, name)?;
+        if let Some(settings) = settings {
+            transaction
+                .execute("UPDATE account SET settings = ?2 WHERE id = ?1", params![id, json(settings)?])?;
+        }
         transaction.execute(
             "INSERT INTO balance (account, posted, leased) VALUES (?1, 0, 0) ON CONFLICT DO NOTHING",
             params![id],
@@ -175,54 +198,69 @@ impl Ledger for Sqlite {
         Ok(AccountId(id))
     }
 
-    fn top_up(&mut self, top_up: &TopUp<'_>) -> Result<bool, LedgerError> {
-        let TopUp { account, amount, reference, reason, now_ms } = *top_up;
-        let transfer = Transfer {
-            kind: TransferKind::TopUp,
-            debit: LedgerAccount::CashIn,
-            credit: LedgerAccount::Customer(account),
-            amount,
+    fn transfer(&mut self, movement: &Movement<'_>) -> Result<bool, LedgerError> {
+        let Movement { account, what, amount, reference, reason, now_ms, boot } = *movement;
+        let customer = LedgerAccount::Customer(account);
+        let (kind, debit, credit) = match what {
+            What::TopUp => (TransferKind::TopUp, LedgerAccount::CashIn, customer),
+            What::Refund => (TransferKind::Refund, customer, LedgerAccount::CashIn),
+            What::Credit => (TransferKind::Adjustment, LedgerAccount::Promo, customer),
+            What::Debit => (TransferKind::Adjustment, customer, LedgerAccount::WriteOff),
         };
         let transaction = self.connection.transaction()?;
+        let transfer = Transfer { kind, debit, credit, amount };
         let new = book(&transaction, reference.as_bytes(), &transfer, reason, now_ms)?;
         if new {
+            let sign = if what.goes_out() { -1 } else { 1 };
+            if what.goes_out() {
+                take_out(&transaction, account, amount, boot)?;
+            }
             transaction.execute(
-                "UPDATE balance SET posted = posted + ?2 WHERE account = ?1",
-                params![account.0, amount.nano()],
+                "UPDATE balance SET posted = posted + ?2 * ?3 WHERE account = ?1",
+                params![account.0, amount.nano(), sign],
             )?;
         }
         transaction.commit()?;
         Ok(new)
     }
 
-    fn ensure_key(&mut self, key: &KeyRecord, now_ms: i64) -> Result<(), LedgerError> {
-        let models = key.models.as_ref().map(|models| serde_json::Value::from(models.clone()).to_string());
-        let tokens = key.default_output_tokens.and_then(|n| i64::try_from(n).ok());
+    fn ensure_key(&mut self, key: &NewKey<'_>) -> Result<(), LedgerError> {
+        let NewKey { digest, account, account_name, hint, settings, expires_ms, now_ms } = *key;
         let changed = self.connection.execute(
-            "INSERT INTO api_key (digest, account, models, default_output_tokens, created_ms)
-             VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT DO UPDATE SET models = excluded.models,
-                 default_output_tokens = excluded.default_output_tokens
+            "INSERT INTO api_key (digest, account, hint, settings, created_ms, expires_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT DO UPDATE SET settings = excluded.settings
              WHERE account = excluded.account",
-            params![key.digest.0, key.account.0, models, tokens, now_ms],
+            params![digest.0, account.0, hint, json(settings)?, now_ms, expires_ms],
         )?;
-        if changed == 0 { Err(LedgerError::KeyTaken(key.account_name.clone())) } else { Ok(()) }
+        if changed == 0 { Err(LedgerError::KeyTaken(account_name.to_owned())) } else { Ok(()) }
     }
 
-    fn keys(&mut self) -> Result<Vec<KeyRecord>, LedgerError> {
+    fn end_key(&mut self, digest: KeyDigest, at_ms: i64, revoked: bool) -> Result<(), LedgerError> {
+        let column = if revoked { "revoked_ms" } else { "expires_ms" };
+        let sql = format!("UPDATE api_key SET {column} = min(coalesce({column}, ?2), ?2) WHERE digest = ?1");
+        let changed = self.connection.execute(&sql, params![digest.0, at_ms])?;
+        if changed == 0 { Err(LedgerError::NoKey) } else { Ok(()) }
+    }
+
+    fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError> {
         let mut query = self.connection.prepare_cached(
-            "SELECT k.digest, k.account, a.name, k.models, k.default_output_tokens
-             FROM api_key k JOIN account a ON a.id = k.account WHERE k.revoked_ms IS NULL",
+            "SELECT k.digest, k.account, a.name, k.hint, k.settings, a.settings, k.created_ms, k.expires_ms,
+                    k.revoked_ms
+             FROM api_key k JOIN account a ON a.id = k.account
+             WHERE ?1 IS NULL OR a.name = ?1 ORDER BY a.name, k.created_ms",
         )?;
-        let rows = query.query_map([], |row| {
-            let models: Option<String> = row.get(3)?;
-            let tokens: Option<i64> = row.get(4)?;
+        let rows = query.query_map(params![account], |row| {
             Ok(KeyRecord {
                 digest: KeyDigest(row.get(0)?),
                 account: AccountId(row.get(1)?),
                 account_name: row.get(2)?,
-                models: models.map(|text| serde_json::from_str(&text).unwrap_or_default()),
-                default_output_tokens: tokens.and_then(|n| u64::try_from(n).ok()),
+                hint: row.get(3)?,
+                settings: from_json(row, 4)?,
+                account_settings: from_json(row, 5)?,
+                created_ms: row.get(6)?,
+                expires_ms: row.get(7)?,
+                revoked_ms: row.get(8)?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -231,7 +269,7 @@ impl Ledger for Sqlite {
     fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError> {
         let mut query = self.connection.prepare_cached(
             "SELECT a.id, a.name, b.posted, b.leased,
-                    (SELECT count(*) FROM settlement s WHERE s.account = a.id)
+                    (SELECT count(*) FROM settlement s WHERE s.account = a.id), a.settings
              FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name",
         )?;
         let rows = query.query_map([], |row| {
@@ -241,6 +279,7 @@ impl Ledger for Sqlite {
                 balance_nano: row.get(2)?,
                 leased_nano: row.get(3)?,
                 calls: row.get(4)?,
+                settings: from_json(row, 5)?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -276,6 +315,89 @@ impl Ledger for Sqlite {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    fn generation(&mut self, account: AccountId, id: &str) -> Result<Option<Generation>, LedgerError> {
+        let hold = uuid::Uuid::parse_str(id).map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+        let mut query = self.connection.prepare_cached(
+            "SELECT hold, request, model, endpoint, attempts, tokens, estimated, captured + excess, held,
+                    price_version, held_ms
+             FROM settlement WHERE account = ?1 AND (request = ?2 OR hold = ?3)
+             ORDER BY held_ms DESC LIMIT 1",
+        )?;
+        let found = query.query_row(params![account.0, id, hold], |row| {
+            let tokens: Vec<u64> = from_json(row, 5)?;
+            let sum = |range: std::ops::Range<usize>| {
+                tokens.get(range).unwrap_or_default().iter().fold(0_u64, |a, b| a.saturating_add(*b))
+            };
+            Ok(Generation {
+                id: HoldId::from_bytes(row.get(0)?).to_string(),
+                request_id: row.get(1)?,
+                model: row.get(2)?,
+                upstream: row.get(3)?,
+                attempts: row.get(4)?,
+                prompt_tokens: sum(0..5),
+                cached_tokens: sum(1..2),
+                completion_tokens: sum(5..6),
+                estimated: row.get(6)?,
+                cost_nano: row.get(7)?,
+                held_nano: row.get(8)?,
+                price_version: row.get(9)?,
+                created_ms: row.get(10)?,
+            })
+        });
+        Ok(found.optional()?)
+    }
+
+    fn spent(&mut self, scope: &Scope<'_>, since_ms: i64) -> Result<Amount, LedgerError> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT coalesce(sum(captured + excess), 0) FROM settlement
+             WHERE account = ?1 AND held_ms >= ?2 AND (?3 IS NULL OR key_digest = ?3)
+                 AND (?4 IS NULL OR model = ?4)",
+        )?;
+        let key = scope.key.map(|digest| digest.0);
+        let nano = query.query_row(params![scope.account.0, since_ms, key, scope.model], |row| row.get(0))?;
+        Ok(Amount::from_nano(nano))
+    }
+
+    fn snapshot(&mut self, now_ms: i64) -> Result<(), LedgerError> {
+        self.connection.execute(
+            "INSERT INTO snapshot (account, day, posted, last_transfer)
+             SELECT account, ?1, posted, (SELECT coalesce(max(id), 0) FROM transfer) FROM balance
+             WHERE true ON CONFLICT DO NOTHING",
+            params![now_ms.div_euclid(DAY_MS)],
+        )?;
+        Ok(())
+    }
+
+    fn begin_keyed(&mut self, call: &KeyedCall<'_>) -> Result<Option<Keyed>, LedgerError> {
+        let KeyedCall { account, key, body, request, now_ms } = *call;
+        let transaction = self.connection.transaction()?;
+        transaction.execute("DELETE FROM keyed_call WHERE at_ms < ?1", params![now_ms - DAY_MS])?;
+        let known = transaction
+            .query_row(
+                "SELECT body, request, answer FROM keyed_call WHERE account = ?1 AND key = ?2",
+                params![account.0, key],
+                |row| Ok(Keyed { body: row.get(0)?, request: row.get(1)?, answer: row.get(2)? }),
+            )
+            .optional()?;
+        if known.is_none() {
+            transaction.execute(
+                "INSERT INTO keyed_call (account, key, body, request, at_ms) VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![account.0, key, body, request, now_ms],
+            )?;
+        }
+        transaction.commit()?;
+        Ok(known)
+    }
+
+    fn end_keyed(&mut self, account: AccountId, key: &str, answer: Option<&[u8]>) -> Result<(), LedgerError> {
+        let sql = match answer {
+            Some(_) => "UPDATE keyed_call SET answer = ?3 WHERE account = ?1 AND key = ?2",
+            None => "DELETE FROM keyed_call WHERE account = ?1 AND key = ?2 AND ?3 IS NULL",
+        };
+        self.connection.execute(sql, params![account.0, key, answer])?;
+        Ok(())
+    }
+
     fn verify(&mut self) -> Result<Verified, LedgerError> {
         // One snapshot, so that a running gateway cannot make the sums disagree.
         let transaction = self.connection.transaction()?;
@@ -300,7 +422,15 @@ impl Ledger for Sqlite {
 }
 
 /// What must hold, each with a query that finds the first row where it does not.
-const LAWS: [(&str, &str); 8] = [
+const LAWS: [(&str, &str); 9] = [
+    (
+        "a day's snapshot is the sum of the postings up to it",
+        "SELECT 'account ' || s.account || ' on day ' || s.day FROM snapshot s
+         WHERE s.posted <>
+             (SELECT coalesce(sum(amount), 0) FROM transfer t WHERE t.credit = s.account AND t.id <= s.last_transfer)
+           - (SELECT coalesce(sum(amount), 0) FROM transfer t WHERE t.debit = s.account AND t.id <= s.last_transfer)
+         LIMIT 1",
+    ),
     (
         "a transfer moves a positive amount between two accounts",
         "SELECT 'transfer ' || id FROM transfer WHERE amount <= 0 OR debit = credit LIMIT 1",
@@ -363,8 +493,9 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
     let new = transaction
         .prepare_cached(
             "INSERT INTO settlement (hold, account, request, model, endpoint, attempts, held, captured,
-                 released, excess, shortfall, provider_cost, tokens, estimated, anomaly, at_ms)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+                 released, excess, shortfall, provider_cost, tokens, estimated, anomaly, at_ms, abandoned,
+                 key_digest, held_ms, price_version)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
              ON CONFLICT (hold) DO NOTHING",
         )?
         .execute(params![
@@ -384,6 +515,10 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
             settled.estimated,
             settled.anomaly,
             settled.at_ms,
+            settled.abandoned,
+            settled.key,
+            settled.held_ms,
+            settled.price_version,
         ])?;
     if new == 0 {
         return Ok(false);
@@ -396,6 +531,14 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
             debit: LedgerAccount::ProviderCost,
             credit: LedgerAccount::ProviderPayable,
             amount: Amount::from_nano(settled.provider_cost),
+        });
+    }
+    if settled.abandoned > 0 {
+        transfers.push(Transfer {
+            kind: TransferKind::Abandoned,
+            debit: LedgerAccount::Abandoned,
+            credit: LedgerAccount::ProviderPayable,
+            amount: Amount::from_nano(settled.abandoned),
         });
     }
     for transfer in &transfers {
@@ -413,6 +556,58 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
             .execute(params![settled.account, charged])?;
     }
     Ok(true)
+}
+
+fn lease_what_is_free(transaction: &Transaction<'_>, boot: i64) -> Result<(), LedgerError> {
+    transaction.execute(
+        "INSERT INTO lease (account, boot, amount)
+         SELECT account, ?1, posted - leased FROM balance WHERE posted > leased
+         ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
+        params![boot],
+    )?;
+    transaction.execute("UPDATE balance SET leased = posted WHERE posted > leased", [])?;
+    Ok(())
+}
+
+/// Makes room for money that goes out: from a boot's lease, or from what is free.
+fn take_out(
+    transaction: &Transaction<'_>,
+    account: AccountId,
+    amount: Amount,
+    boot: Option<i64>,
+) -> Result<(), LedgerError> {
+    let (sql, params) = match boot {
+        Some(boot) => (
+            "SELECT coalesce((SELECT amount FROM lease WHERE account = ?1 AND boot = ?2), 0)",
+            vec![account.0, boot],
+        ),
+        None => ("SELECT posted - leased FROM balance WHERE account = ?1", vec![account.0]),
+    };
+    let available = transaction.query_row(sql, rusqlite::params_from_iter(params), |row| row.get(0))?;
+    let available = Amount::from_nano(available);
+    if available < amount {
+        return Err(LedgerError::Funds { available });
+    }
+    if let Some(boot) = boot {
+        let values = params![account.0, boot, amount.nano()];
+        transaction
+            .execute("UPDATE lease SET amount = amount - ?3 WHERE account = ?1 AND boot = ?2", values)?;
+        let values = params![account.0, amount.nano()];
+        transaction.execute("UPDATE balance SET leased = leased - ?2 WHERE account = ?1", values)?;
+    }
+    Ok(())
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<String, LedgerError> {
+    serde_json::to_string(value)
+        .map_err(|e| LedgerError::Violation(format!("settings cannot be stored: {e}")))
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_str(&text).map_err(|e| {
+        rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(e))
+    })
 }
 
 /// Books one transfer, once per reference and kind.

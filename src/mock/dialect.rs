@@ -53,13 +53,14 @@ pub(super) fn whole(script: &Script, wish: &Wish, text: &str, finished: bool) ->
             let usage =
                 script.usage.map_or(String::new(), |usage| format!(r#","usage":{}"#, openai_usage(usage)));
             let reason = if finished { r#""stop""# } else { "null" };
+            let tier = openai_tier(script);
             format!(
-                r#"{{"id":"chatcmpl-mock-1","object":"chat.completion","created":1700000000,"model":{model},"choices":[{{"index":0,"message":{{"role":"assistant","content":{text}}},"finish_reason":{reason}}}]{usage}}}"#
+                r#"{{"id":"chatcmpl-mock-1","object":"chat.completion","created":1700000000,"model":{model},"choices":[{{"index":0,"message":{{"role":"assistant","content":{text}}},"finish_reason":{reason}}}]{usage}{tier}}}"#
             )
         }
         Dialect::Anthropic => {
             let output = script.usage.map_or(0, |usage| usage.completion);
-            let usage = anthropic_usage(script.usage, output);
+            let usage = anthropic_usage(script, output);
             let reason = if finished { r#""end_turn""# } else { "null" };
             format!(
                 r#"{{"id":"msg_mock_1","type":"message","role":"assistant","model":{model},"content":[{{"type":"text","text":{text}}}],"stop_reason":{reason},"stop_sequence":null{usage}}}"#
@@ -129,9 +130,10 @@ fn quoted(text: &str) -> String {
 fn openai_events(script: &Script, wish: &Wish) -> Events {
     let model = model(script, wish);
     let told = script.usage.filter(|_| wish.include_usage);
+    let tier = openai_tier(script);
     let chunk = |choices: &str, usage: &str| {
         format!(
-            "data: {{\"id\":\"chatcmpl-mock-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":{model},\"choices\":[{choices}]{usage}}}\n\n"
+            "data: {{\"id\":\"chatcmpl-mock-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":{model},\"choices\":[{choices}]{usage}{tier}}}\n\n"
         )
     };
     // Once asked for usage, the real API says `null` in every chunk but the one that tells it.
@@ -156,7 +158,7 @@ fn anthropic_events(script: &Script, wish: &Wish) -> Events {
     let event =
         |name: &str, fields: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\"{fields}}}\n\n");
     let start = script.openers.then(|| {
-        let usage = anthropic_usage(script.usage, 1);
+        let usage = anthropic_usage(script, 1);
         event("message_start", &format!(
             r#","message":{{"id":"msg_mock_1","type":"message","role":"assistant","model":{model},"content":[],"stop_reason":null,"stop_sequence":null{usage}}}"#
         ))
@@ -187,8 +189,15 @@ fn anthropic_events(script: &Script, wish: &Wish) -> Events {
     }
 }
 
+fn openai_tier(script: &Script) -> String {
+    script
+        .service_tier
+        .as_ref()
+        .map_or_else(String::new, |tier| format!(r#","service_tier":{}"#, quoted(tier)))
+}
+
 fn openai_usage(usage: UsageScript) -> String {
-    let UsageScript { prompt, completion, cached } = usage;
+    let UsageScript { prompt, completion, cached, written: _, written_1h: _ } = usage;
     let total = prompt.saturating_add(completion);
     format!(
         r#"{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
@@ -196,11 +205,13 @@ fn openai_usage(usage: UsageScript) -> String {
 }
 
 /// `output` is what has been written when this is told: one token when a message starts.
-fn anthropic_usage(usage: Option<UsageScript>, output: u64) -> String {
-    usage.map_or(String::new(), |UsageScript { prompt, completion: _, cached }| {
-        let input = prompt.saturating_sub(cached);
+fn anthropic_usage(script: &Script, output: u64) -> String {
+    let tier = quoted(script.service_tier.as_deref().unwrap_or("standard"));
+    script.usage.map_or(String::new(), |UsageScript { prompt, completion: _, cached, written, written_1h }| {
+        let input = prompt.saturating_sub(cached).saturating_sub(written);
+        let written_5m = written.saturating_sub(written_1h);
         format!(
-            r#","usage":{{"input_tokens":{input},"cache_creation_input_tokens":0,"cache_read_input_tokens":{cached},"output_tokens":{output}}}"#
+            r#","usage":{{"input_tokens":{input},"cache_creation_input_tokens":{written},"cache_read_input_tokens":{cached},"cache_creation":{{"ephemeral_5m_input_tokens":{written_5m},"ephemeral_1h_input_tokens":{written_1h}}},"output_tokens":{output},"service_tier":{tier}}}"#
         )
     })
 }

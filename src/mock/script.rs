@@ -22,6 +22,8 @@ pub struct Script {
     pub model: Option<String>,
     /// Absent, this provider never tells usage.
     pub usage: Option<UsageScript>,
+    /// The service tier that answers name; absent, `anthropic` says `standard` and `openai` nothing.
+    pub service_tier: Option<String>,
     /// Waited before anything is written, a fault included.
     pub delay_head_ms: u64,
     /// Waited between the head (and the comments, if any) and the first event or the whole body.
@@ -64,6 +66,7 @@ impl Default for Script {
             text: ["Hello", ", ", "world", "!"].map(String::from).to_vec(),
             model: None,
             usage: Some(UsageScript::default()),
+            service_tier: None,
             delay_head_ms: 0,
             delay_first_event_ms: 0,
             delay_chunk_ms: 0,
@@ -86,19 +89,23 @@ pub enum Dialect {
     Anthropic,
 }
 
-/// Model tokens. `prompt` includes `cached`, as `OpenAI` counts; the `anthropic` dialect, where
-/// `input_tokens` leaves the cached ones out, subtracts them.
+/// Model tokens. `prompt` includes `cached` and `written`, as `OpenAI` counts; the `anthropic` dialect,
+/// where `input_tokens` leaves them out, subtracts them. Only `anthropic` tells `written`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UsageScript {
     pub prompt: u64,
     pub completion: u64,
     pub cached: u64,
+    /// Written to the prompt cache, for whatever time.
+    pub written: u64,
+    /// How much of it for an hour.
+    pub written_1h: u64,
 }
 
 impl Default for UsageScript {
     fn default() -> Self {
-        Self { prompt: 10, completion: 5, cached: 0 }
+        Self { prompt: 10, completion: 5, cached: 0, written: 0, written_1h: 0 }
     }
 }
 

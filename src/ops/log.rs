@@ -16,11 +16,18 @@ pub enum Format {
     Json,
 }
 
+/// Libraries whose finer lines show heads, and with them keys and credentials: nothing raises these.
+const QUIET: [&str; 4] = ["pingora_core=warn", "pingora_proxy=error", "h2=warn", "hyper=warn"];
+
 /// Starts logging. `RUST_LOG` overrides the default filter.
 pub fn start(format: Format) {
-    // Pingora logs every retry and every caller that leaves; we have our own lines for those.
-    let default = "info,pingora_core=warn,pingora_proxy=error,pingora_load_balancing=warn";
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let default = "info,pingora_load_balancing=warn";
+    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    for directive in QUIET {
+        if let Ok(directive) = directive.parse() {
+            filter = filter.add_directive(directive);
+        }
+    }
     let writer = BoxMakeWriter::new(std::io::stderr);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let started = match format {

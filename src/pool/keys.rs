@@ -8,10 +8,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use filters::ids::{AccountId, KeyDigest};
+use filters::limit::Scopes;
+use filters::money::Amount;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::ledger::port::KeyRecord;
+use crate::settings::{BadSetting, CLAMP_MIN};
 
 /// Who calls.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,9 +25,37 @@ pub struct Principal {
     /// `None`: all models.
     pub models: Option<Vec<String>>,
     pub default_output_tokens: Option<u64>,
+    /// The smallest output that clamping leaves; `None`: nothing is clamped.
+    pub clamp_min: Option<u64>,
+    /// USD an hour for calls left before their answer; `None`: the default rule.
+    pub abandoned_max: Option<Amount>,
+    pub scopes: Arc<Scopes>,
+    /// Milliseconds since 1970; from then on it is no key any more.
+    pub expires_ms: Option<i64>,
 }
 
 impl Principal {
+    fn new(record: KeyRecord) -> Result<Self, BadSetting> {
+        let KeyRecord { digest, account, account_name, settings, account_settings, expires_ms, .. } = record;
+        let models = account_settings.model_limits.iter();
+        let scopes = Scopes {
+            key: settings.limits.meant()?,
+            account: account_settings.limits.meant()?,
+            models: models.map(|(name, spec)| Ok((name.clone(), spec.meant()?))).collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            account,
+            account_name,
+            digest,
+            abandoned_max: settings.abandoned_max()?,
+            models: settings.models,
+            default_output_tokens: settings.default_output_tokens,
+            clamp_min: settings.clamp_output.then(|| settings.clamp_min.unwrap_or(CLAMP_MIN)),
+            scopes: Arc::new(scopes),
+            expires_ms,
+        })
+    }
+
     /// Whether this key may use a model.
     #[must_use]
     pub fn may_use(&self, model: &str) -> bool {
@@ -39,22 +70,40 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
-    /// A table of these keys.
+    /// A table of these keys, without those that are revoked or expired. A key whose settings cannot be
+    /// read is left out and reported: a limit that cannot be kept must not be no limit.
     #[must_use]
-    pub fn new(records: Vec<KeyRecord>) -> Self {
-        let principal = |record: KeyRecord| {
-            let KeyRecord { digest, account, account_name, models, default_output_tokens } = record;
-            (digest, Arc::new(Principal { account, account_name, digest, models, default_output_tokens }))
-        };
-        Self { keys: records.into_iter().map(principal).collect() }
+    pub fn new(records: Vec<KeyRecord>, now_ms: i64) -> Self {
+        let mut keys = HashMap::with_capacity(records.len());
+        for record in records {
+            if !record.is_good(now_ms) {
+                continue;
+            }
+            let (digest, hint) = (record.digest, record.hint.clone());
+            match Principal::new(record) {
+                Ok(principal) => {
+                    keys.insert(digest, Arc::new(principal));
+                }
+                Err(error) => {
+                    tracing::error!(%error, key = hint, "a key's settings cannot be read: it is off");
+                }
+            }
+        }
+        Self { keys }
     }
 
     /// Whose key this is.
     #[must_use]
-    pub fn find(&self, key: &str) -> Option<Arc<Principal>> {
+    pub fn find(&self, key: &str, now_ms: i64) -> Option<Arc<Principal>> {
         let digest = digest(key);
         let found = self.keys.get(&digest)?;
-        bool::from(found.digest.0.ct_eq(&digest.0)).then(|| Arc::clone(found))
+        let same = bool::from(found.digest.0.ct_eq(&digest.0));
+        (same && found.expires_ms.is_none_or(|at| now_ms < at)).then(|| Arc::clone(found))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Principal>> {
+        self.keys.values()
     }
 }
 
@@ -62,4 +111,12 @@ impl KeyTable {
 #[must_use]
 pub fn digest(key: &str) -> KeyDigest {
     KeyDigest(Sha256::digest(key.as_bytes()).into())
+}
+
+/// What lists show of a key: enough to tell two apart.
+#[must_use]
+pub fn hint(key: &str) -> String {
+    let first: String = key.chars().take(6).collect();
+    let last: String = key.chars().skip(key.chars().count().saturating_sub(4)).collect();
+    if key.len() < 16 { format!("{first}…") } else { format!("{first}…{last}") }
 }

@@ -15,7 +15,6 @@ use keys::KeyTable;
 pub struct Snapshot {
     pub catalogue: Catalogue,
     pub routing: Routing,
-    pub keys: KeyTable,
     /// By `EndpointId`, beside `catalogue.endpoints`.
     pub live: Vec<Arc<Live>>,
 }
@@ -23,13 +22,25 @@ pub struct Snapshot {
 /// The current snapshot, swapped in whole.
 pub struct Pool {
     current: ArcSwap<Snapshot>,
+    keys: ArcSwap<KeyTable>,
 }
 
 impl Pool {
     /// Starts with this one.
     #[must_use]
-    pub fn new(snapshot: Snapshot) -> Self {
-        Self { current: ArcSwap::from_pointee(snapshot) }
+    pub fn new(snapshot: Snapshot, keys: KeyTable) -> Self {
+        Self { current: ArcSwap::from_pointee(snapshot), keys: ArcSwap::from_pointee(keys) }
+    }
+
+    /// The keys that are good now.
+    #[must_use]
+    pub fn keys(&self) -> Arc<KeyTable> {
+        self.keys.load_full()
+    }
+
+    /// From now on these are the keys.
+    pub fn set_keys(&self, keys: KeyTable) {
+        self.keys.store(Arc::new(keys));
     }
 
     /// The snapshot for a request that begins now.

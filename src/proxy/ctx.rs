@@ -12,9 +12,11 @@ use filters::exhausted::Tried;
 use filters::facts::Facts;
 use filters::hold::Bound;
 use filters::ids::EndpointId;
+use filters::money::Amount;
 use pingora::{Error, ErrorType};
 
 use super::gate::Gate;
+use super::keyed::First;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::pool::endpoint::Live;
@@ -33,6 +35,8 @@ pub struct Ctx {
     /// The code of what went out, where it was no answer of an upstream.
     pub(super) replied: Option<&'static str>,
     pub(super) principal: Option<Arc<Principal>>,
+    /// The call carries an idempotency key and is the first under it.
+    pub(super) keyed: Option<First>,
     pub(super) _in_flight: InFlight,
 }
 
@@ -58,6 +62,8 @@ pub(super) struct Call {
     pub(super) current: Option<Current>,
     pub(super) gate: Arc<Gate>,
     pub(super) first_attempt: Option<Instant>,
+    /// The key's allowance for calls that are left early.
+    pub(super) abandoned_max: Option<Amount>,
 }
 
 /// The attempt that is under way, or was last.
@@ -77,6 +83,7 @@ impl Ctx {
             stage: Stage::Arrived,
             replied: None,
             principal: None,
+            keyed: None,
             _in_flight: in_flight,
         }
     }

@@ -31,6 +31,10 @@ impl Gateway {
             self.record_attempt(ctx, call, &ended);
             self.record_money(call, &receipt);
         }
+        if let Some(first) = ctx.keyed.take() {
+            let answer = call.as_ref().and_then(|call| call.gate.kept());
+            self.end_keyed(first, answer, receipt.settlement.charged().is_positive()).await;
+        }
         let took = clock::now().saturating_duration_since(ctx.arrived);
         self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
         self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());

@@ -26,8 +26,10 @@ use bytes::Bytes;
 use filters::answer::{Answer, End, Ended, Forward, Refusal, Step};
 use filters::exhausted::Tried;
 use filters::json::{self, Edit};
-use filters::meter::Used;
-use filters::money::{Amount, PriceCard, Settlement, cost};
+use filters::meter::{Ceiling, Used};
+use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
+use filters::purse::{LeftEarly, Standings};
+use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::UpstreamError;
 use http::HeaderMap;
@@ -37,12 +39,14 @@ use pingora::protocols::http::custom::CustomMessageWrite;
 use pingora::protocols::http::custom::server::Session as CustomSession;
 use pingora::protocols::http::{HttpTask, ServerSession};
 use pingora::protocols::l4::socket::SocketAddr;
-use pingora::{Error, ErrorType};
+use pingora::{Error, ErrorType, RetryType};
 use pingora_proxy::Session;
+use tokio::sync::watch;
 
 use super::bodies::Reserved;
 use super::headers::{self, Answered};
 use crate::clock;
+use crate::config::checked::Model;
 use crate::store::{Charge, Holds, Ticket};
 
 /// The attempt was refused before the commit; [`Gate::take_failure`] says why.
@@ -58,6 +62,8 @@ const BROKE_OFF: ErrorType = ErrorType::new("answer broke off");
 const USAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of a body is waited for after its terminal event.
 const TAIL_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a pause in the body of an error status may be.
+const ERROR_BODY_PATIENCE: Duration = Duration::from_millis(500);
 /// A larger body needs its time to be sent; a smaller one is in the kernel at once.
 const SENT_AT_ONCE_BYTES: usize = 64 << 10;
 /// How often to look whether a large body has been sent.
@@ -77,6 +83,8 @@ pub(super) struct Attempt {
     pub(super) bill: Bill,
     pub(super) request_id: String,
     pub(super) stream: bool,
+    /// The output bound of one choice, where it was lowered.
+    pub(super) clamped: Option<u64>,
 }
 
 /// The attempt's timers. The last viable candidate has no watchdog, only its share.
@@ -92,9 +100,13 @@ pub(super) struct Limits {
 /// What the attempt will be charged by.
 #[derive(Clone, Debug)]
 pub(super) struct Bill {
-    pub(super) price: PriceCard,
+    pub(super) model: Arc<Model>,
+    pub(super) tier: Tier,
     pub(super) provider_cost: Option<PriceCard>,
     pub(super) own_input: u64,
+    pub(super) ceiling: Ceiling,
+    /// The key's allowance for calls that are left early.
+    pub(super) abandoned_max: Option<Amount>,
     pub(super) endpoint: String,
     pub(super) attempts: u32,
 }
@@ -114,6 +126,8 @@ struct State {
     head_seen: bool,
     retry_after: Option<Duration>,
     last_piece: Instant,
+    /// When the terminal event went out.
+    done_at: Option<Instant>,
     failed: Option<Tried>,
     /// After the commit: what the stream has to be ended for.
     ending: Option<Failure>,
@@ -124,6 +138,11 @@ struct State {
     attempts: u32,
     /// Dropped at the commit.
     source: Option<Source>,
+    /// The call is finished even if its caller leaves.
+    runs_on: bool,
+    /// A whole answer, for a repeat of the call.
+    kept: Option<Bytes>,
+    standing: Standings,
 }
 
 /// The request's body, for as long as another attempt may need it.
@@ -167,14 +186,18 @@ impl Gate {
             head_seen: false,
             retry_after: None,
             last_piece: clock::now(),
+            done_at: None,
             failed: None,
             ending: None,
             caller_left: None,
+            standing: ticket.standing,
             ticket: Some(ticket),
             receipt: None,
             first_event: None,
             attempts: 0,
             source: Some(source),
+            runs_on: false,
+            kept: None,
         };
         Arc::new(Self { holds, state: Mutex::new(state) })
     }
@@ -253,6 +276,21 @@ impl Gate {
         self.lock().attempt.as_ref().map_or(0, |a| a.body.len())
     }
 
+    /// The call is finished even if its caller leaves: a repeat may come for the answer.
+    pub(super) fn run_on(&self) {
+        self.lock().runs_on = true;
+    }
+
+    /// Whether it is.
+    pub(super) fn runs_on(&self) -> bool {
+        self.lock().runs_on
+    }
+
+    /// The whole answer, where it was asked to be kept.
+    pub(super) fn kept(&self) -> Option<Bytes> {
+        self.lock().kept.clone()
+    }
+
     /// Attempts so far.
     pub(super) fn attempts(&self) -> u32 {
         self.lock().attempts
@@ -309,10 +347,17 @@ impl Gate {
     fn touch(&self) {
         let state = self.lock();
         let (Some(ticket), Some(attempt)) = (&state.ticket, &state.attempt) else { return };
-        let used = attempt.answer.used(attempt.bill.own_input);
-        if let Ok(so_far) = cost(&attempt.bill.price, &used.usage) {
+        let used = attempt.answer.used(attempt.bill.own_input, &attempt.bill.ceiling);
+        if let Ok(so_far) = attempt.bill.cost(&used.usage, used.tier) {
             self.holds.touch(ticket, so_far);
         }
+    }
+}
+
+impl Bill {
+    /// What the caller pays for it: by the tier that served, where the answer names it.
+    fn cost(&self, usage: &Usage, served: Option<Tier>) -> Result<Amount, CostError> {
+        cost(self.model.price.card(usage.prompt(), served.unwrap_or(self.tier)), usage)
     }
 }
 
@@ -329,18 +374,40 @@ impl State {
 
     fn charge(&self, ticket: &Ticket) -> Charge {
         let Some(attempt) = self.attempt.as_ref().filter(|a| a.answer.is_committed()) else {
-            // Everything failed before an answer came: nothing is charged.
-            return Charge { attempts: self.attempts, ..Charge::default() };
+            // Everything failed before an answer came: nothing is charged. A caller who left while a
+            // provider was at work is forgiven up to an allowance.
+            let left = self.caller_left.and_then(|_| self.left_early());
+            return Charge { attempts: self.attempts, left, ..Charge::default() };
         };
         let bill = &attempt.bill;
-        let used = attempt.answer.used(bill.own_input);
+        let used = attempt.answer.used(bill.own_input, &bill.ceiling);
         let provider_cost = bill.provider_cost.as_ref().map(|card| cost(card, &used.usage));
         let provider_cost = provider_cost.transpose().ok().flatten().unwrap_or(Amount::ZERO);
-        let cost = cost(&bill.price, &used.usage).unwrap_or_else(|error| {
+        let cost = bill.cost(&used.usage, used.tier).unwrap_or_else(|error| {
             tracing::error!(%error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
             ticket.amount()
         });
-        Charge { cost, used, provider_cost, endpoint: bill.endpoint.clone(), attempts: bill.attempts }
+        Charge {
+            cost,
+            used,
+            provider_cost,
+            endpoint: bill.endpoint.clone(),
+            attempts: bill.attempts,
+            left: None,
+        }
+    }
+
+    /// What an attempt costs that its caller did not wait for: its prompt, by our own count.
+    fn left_early(&self) -> Option<LeftEarly> {
+        let attempt = self.attempt.as_ref().filter(|_| !matches!(self.sent, Sent::NotYet))?;
+        let bill = &attempt.bill;
+        let usage = Usage { input: bill.own_input, ..Usage::default() };
+        let cost_of_prompt = bill.cost(&usage, None).ok()?;
+        let provider_cost = match &bill.provider_cost {
+            Some(card) => cost(card, &usage).ok()?,
+            None => cost_of_prompt,
+        };
+        Some(LeftEarly { provider_cost, cost: cost_of_prompt, allowance: bill.abandoned_max })
     }
 
     /// A piece of the upstream's response: what does it come to?
@@ -380,13 +447,17 @@ impl State {
 
     /// What is due next, and when.
     fn next_due(&self) -> Option<(Instant, Due)> {
-        if let Some(left) = self.caller_left {
+        if let Some(left) = self.caller_left.filter(|_| !self.runs_on) {
             return Some((left + USAGE_PATIENCE, Due::Enough));
         }
         let attempt = self.attempt.as_ref()?;
         let limits = &attempt.limits;
-        if attempt.answer.is_done() {
-            return Some((self.last_piece + TAIL_PATIENCE, Due::Enough));
+        if let Some(done) = self.done_at {
+            return Some((done + TAIL_PATIENCE, Due::Enough));
+        }
+        if attempt.answer.is_refused() {
+            // The status has said it already; its body only explains.
+            return Some((self.last_piece.min(limits.share_until) + ERROR_BODY_PATIENCE, Due::Enough));
         }
         let mut dues = vec![];
         if attempt.answer.is_committed() {
@@ -423,12 +494,18 @@ impl State {
 
     /// A timer ran out.
     fn time_out(&mut self, timer: Timer) {
+        let failure = Failure::Timeout(timer);
         if self.is_committed() {
-            self.ending = Some(Failure::Timeout(timer));
-        } else {
-            let failure = Failure::Timeout(timer);
-            self.failed = Some(Tried { failure, error: UpstreamError::default(), retry_after: None });
+            self.ending = Some(failure);
+            return;
         }
+        // A refused attempt stays refused: its status weighs more than the silence after it.
+        let refusal = match self.attempt.as_mut().map(|a| a.answer.fail(failure.clone())) {
+            Some(Step::Failed(refusal)) => refusal,
+            _ => Refusal { failure, error: UpstreamError::default() },
+        };
+        let Refusal { failure, error } = refusal;
+        self.failed = Some(Tried { failure, error, retry_after: self.retry_after.take() });
     }
 }
 
@@ -477,9 +554,9 @@ fn bytes_acked(socket: RawFd) -> Option<u64> {
 }
 
 /// Puts the guard between Pingora and the real session.
-pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>) {
+pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>, cut: watch::Receiver<bool>) {
     let real = std::mem::replace(&mut *session.downstream_session, nobody());
-    let guard = Guard { real: Some(real), gate: Arc::clone(gate) };
+    let guard = Guard { real: Some(real), gate: Arc::clone(gate), cut };
     *session.downstream_session = ServerSession::new_custom(Box::new(guard));
 }
 
@@ -502,6 +579,8 @@ fn nobody() -> ServerSession {
 struct Guard {
     real: Option<ServerSession>,
     gate: Arc<Gate>,
+    /// Turns true when the process leaves and cannot wait longer.
+    cut: watch::Receiver<bool>,
 }
 
 impl Drop for Guard {
@@ -533,7 +612,13 @@ impl Guard {
                 self.gate.settle().await;
             }
         }
+        if end == End::Settle {
+            self.gate.lock().done_at = Some(clock::now());
+        }
         let over = matches!(end, End::Over | End::Break);
+        if commits && end == End::Over {
+            self.keep(&bytes);
+        }
         if !self.gate.caller_has_left() {
             let mut tasks = Vec::with_capacity(2);
             if commits {
@@ -550,6 +635,15 @@ impl Guard {
             return Error::e_explain(BROKE_OFF, "the upstream ended inside its answer");
         }
         Ok(over)
+    }
+
+    /// A whole answer that came in one piece is kept for a repeat of the call.
+    fn keep(&self, bytes: &Bytes) {
+        let mut state = self.gate.lock();
+        let whole = state.attempt.as_ref().is_some_and(|a| !a.stream && a.answer.is_done());
+        if state.runs_on && whole {
+            state.kept = Some(bytes.clone());
+        }
     }
 
     async fn write(&mut self, tasks: Vec<HttpTask>) -> pingora::Result<()> {
@@ -572,7 +666,8 @@ impl Guard {
     fn caller_leaves(&self) -> bool {
         let mut state = self.gate.lock();
         state.caller_left = state.caller_left.or_else(|| Some(clock::now()));
-        state.attempt.as_ref().is_some_and(|a| a.answer.is_committed() && a.answer.awaits_usage())
+        state.runs_on
+            || state.attempt.as_ref().is_some_and(|a| a.answer.is_committed() && a.answer.awaits_usage())
     }
 
     fn note_commit(&self) {
@@ -601,6 +696,8 @@ impl Guard {
             stream: attempt.stream,
             whole: whole_bytes.filter(|_| !attempt.stream).map(|bytes| (bytes, cost)),
             version,
+            standing: state.standing,
+            clamped: attempt.clamped,
         })
     }
 
@@ -619,6 +716,15 @@ impl CustomSession for Guard {
     async fn response_duplex_vec(&mut self, tasks: Vec<HttpTask>) -> pingora::Result<bool> {
         let mut over = false;
         for task in tasks {
+            let task = match task {
+                // Before any byte of a response: the pooled connection was dead, and the request unseen.
+                HttpTask::Failed(error)
+                    if error.retry == RetryType::ReusedOnly && !self.gate.lock().head_seen =>
+                {
+                    return Err(error);
+                }
+                other => other,
+            };
             let steps = self.gate.lock().take(task);
             for step in steps {
                 match step {
@@ -648,13 +754,24 @@ impl CustomSession for Guard {
                     None => std::future::pending().await,
                 }
             };
+            #[expect(clippy::expect_used, reason = "the real session leaves only in `Drop`")]
+            let real = self.real.as_mut().expect("the real session leaves only in `Drop`");
+            let leaving = async {
+                if self.cut.wait_for(|cut| *cut).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
             tokio::select! {
                 biased;
-                read = self.real_mut().read_body_or_idle(true), if here => match read {
+                read = real.read_body_or_idle(true), if here => match read {
                     Ok(bytes) => return Ok(bytes),
                     Err(_) if self.caller_leaves() => {}
                     Err(error) => return Err(Error::because(CALLER_LEFT, "while the answer was awaited", error)),
                 },
+                () = leaving => {
+                    self.gate.lock().time_out(Timer::Drain);
+                    return Error::e_explain(TIMER, Timer::Drain.word());
+                }
                 what = wait => match what {
                     Due::Look => self.gate.lock().look(),
                     Due::Timer(timer) => {

@@ -14,8 +14,10 @@ use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 
 use super::bodies::Bodies;
 use super::ctx::{Ctx, Stage};
+use super::keyed::KeyedCalls;
 use super::request::Asked;
 use super::{gate, headers, reply};
+use crate::books::Books;
 use crate::config::checked::Bounds;
 use crate::drain::Drain;
 use crate::ops::Metrics;
@@ -31,6 +33,8 @@ pub struct Gateway {
     pub bodies: Arc<Bodies>,
     pub metrics: Arc<Metrics>,
     pub drain: Arc<Drain>,
+    pub books: Arc<Books>,
+    pub keyed: Arc<KeyedCalls>,
 }
 
 #[async_trait]
@@ -59,11 +63,11 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
         match self.receive(session, ctx).await {
             Ok(Asked::Call(call)) => {
-                gate::wrap(session, &call.gate);
+                gate::wrap(session, &call.gate, self.drain.cuts());
                 ctx.stage = Stage::Admitted(call);
                 Ok(false)
             }
-            Ok(Asked::Json(body)) => reply::json(session, ctx, &body).await.map(|()| true),
+            Ok(Asked::Json(body)) => reply::json(session, ctx, body).await.map(|()| true),
             Err(rejection) => reply::reject(session, ctx, &rejection).await.map(|()| true),
         }
     }
@@ -88,7 +92,7 @@ impl ProxyHttp for Gateway {
 
     async fn upstream_request_filter(
         &self,
-        _session: &mut Session,
+        session: &mut Session,
         head: &mut RequestHeader,
         ctx: &mut Ctx,
     ) -> Result<()> {
@@ -97,7 +101,8 @@ impl ProxyHttp for Gateway {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.0.provider);
-        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes())?;
+        let asked = session.req_header();
+        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
         call.gate.sending(clock::now());
         Ok(())
     }
@@ -158,7 +163,7 @@ impl Gateway {
     async fn conclude(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> u16 {
         if let Some(gate) = ctx.gate() {
             gate::unwrap(session, &gate);
-            if gate.caller_has_left() {
+            if gate.caller_has_left() && !gate.runs_on() {
                 return 0;
             }
             if gate.is_committed() {

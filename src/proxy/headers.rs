@@ -1,30 +1,43 @@
 //! Heads in both directions, built from an allow-list.
 //!
 //! Upstream: nothing of the caller's head goes out. Not their credentials, cookies or hop-by-hop
-//! fields, not their address. Downstream: nothing of the provider's head comes in; its cookies, rate
+//! fields, not their address; only Anthropic's `anthropic-version` and `anthropic-beta`, which say what
+//! the body means. Downstream: nothing of the provider's head comes in; its cookies, rate
 //! limits and request ids speak of us, not of the caller.
 
 use filters::dialect::Dialect;
+use filters::limit::Standing;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
     TRANSFER_ENCODING, USER_AGENT,
 };
-use http::{Method, Version};
+use http::{HeaderName, Method, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 
 use crate::config::checked::Provider;
 
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 /// The longest request id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
+/// The longest version of Anthropic's API that is passed on, in bytes. A date has ten.
+const VERSION_BYTES_MAX: usize = 32;
+/// The version that is asked for where the caller names none.
+const VERSION_DEFAULT: &str = "2023-06-01";
+/// The longest list of Anthropic's betas that is passed on, in bytes.
+const BETA_BYTES_MAX: usize = 1024;
 
-/// The head of one attempt.
+/// The head of one attempt, for a caller whose head is `asked`.
 pub(super) fn upstream(
     provider: &Provider,
     stream: bool,
     body_bytes: usize,
+    asked: &RequestHeader,
 ) -> pingora::Result<RequestHeader> {
     let path = match provider.dialect {
         Dialect::OpenAi => format!("{}/chat/completions", provider.base.path),
+        Dialect::Anthropic => format!("{}/messages", provider.base.path),
     };
     let mut head = RequestHeader::build(Method::POST, path.as_bytes(), Some(8))?;
     head.insert_header(HOST, provider.base.authority())?;
@@ -37,10 +50,35 @@ pub(super) fn upstream(
     if let Some(credential) = &provider.credential {
         let (name, value) = match provider.dialect {
             Dialect::OpenAi => (AUTHORIZATION, format!("Bearer {}", credential.expose())),
+            Dialect::Anthropic => (X_API_KEY, credential.expose().to_owned()),
         };
         head.insert_header(name, value)?;
     }
+    match provider.dialect {
+        Dialect::OpenAi => {}
+        Dialect::Anthropic => {
+            let version = sane(asked, &ANTHROPIC_VERSION, VERSION_BYTES_MAX);
+            head.insert_header(ANTHROPIC_VERSION, version.unwrap_or_else(|| VERSION_DEFAULT.to_owned()))?;
+            if let Some(beta) = sane(asked, &ANTHROPIC_BETA, BETA_BYTES_MAX) {
+                head.insert_header(ANTHROPIC_BETA, beta)?;
+            }
+        }
+    }
     Ok(head)
+}
+
+/// Whether the caller says that it speaks Anthropic's dialect.
+pub(super) fn is_versioned(head: &RequestHeader) -> bool {
+    head.headers.contains_key(ANTHROPIC_VERSION)
+}
+
+/// All lines of a header as one, if they are short and visible ASCII.
+fn sane(head: &RequestHeader, name: &HeaderName, bytes_max: usize) -> Option<String> {
+    let lines: Result<Vec<&str>, _> =
+        head.headers.get_all(name).into_iter().map(http::HeaderValue::to_str).collect();
+    let text = lines.ok()?.join(",");
+    let visible = text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    (visible && (1..=bytes_max).contains(&text.len())).then_some(text)
 }
 
 /// What the head of an answer tells the caller.
@@ -52,6 +90,10 @@ pub(super) struct Answered<'a> {
     /// The body's length and the call's cost, where the whole answer is in hand.
     pub(super) whole: Option<(usize, i64)>,
     pub(super) version: Version,
+    /// How requests and tokens per minute stand, where they are limited.
+    pub(super) standing: (Option<Standing>, Option<Standing>),
+    /// The output bound of one choice, where it was lowered.
+    pub(super) clamped: Option<u64>,
 }
 
 /// The head of an answer.
@@ -67,6 +109,11 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
     head.insert_header("x-request-id", answered.request_id)?;
     head.insert_header("x-tollgate-upstream", answered.upstream)?;
     head.insert_header("x-tollgate-attempts", answered.attempts.to_string())?;
+    if let Some(tokens) = answered.clamped {
+        head.insert_header("x-tollgate-clamped-output", tokens.to_string())?;
+    }
+    standing(&mut head, "requests", answered.standing.0)?;
+    standing(&mut head, "tokens", answered.standing.1)?;
     match answered.whole {
         Some((bytes, cost_nano)) => {
             head.insert_header(CONTENT_LENGTH, bytes.to_string())?;
@@ -77,6 +124,14 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
         None => {}
     }
     Ok(Box::new(head))
+}
+
+/// `x-ratelimit-…`, in `OpenAI`'s names and spelling.
+fn standing(head: &mut ResponseHeader, of: &str, standing: Option<Standing>) -> pingora::Result<()> {
+    let Some(Standing { limit, remaining, reset_seconds }) = standing else { return Ok(()) };
+    head.insert_header(format!("x-ratelimit-limit-{of}"), limit.to_string())?;
+    head.insert_header(format!("x-ratelimit-remaining-{of}"), remaining.to_string())?;
+    head.insert_header(format!("x-ratelimit-reset-{of}"), format!("{reset_seconds}s"))
 }
 
 /// The caller's own request id, if it is sane.

@@ -3,14 +3,18 @@
 //! `gateway` is the table of contents: each of Pingora's callbacks is two or three lines that call a
 //! room. `request` walks a call from the door to its hold, `peer` picks whom to ask, `gate` stands
 //! between Pingora and the caller's session, `finish` settles and records, `reply` is the one door
-//! through which an error becomes HTTP.
+//! through which an error becomes HTTP, `listing` says which models there are.
 
+mod admit;
 mod bodies;
 mod ctx;
 mod finish;
 mod gate;
 mod gateway;
 mod headers;
+mod keyed;
+mod listing;
+mod own;
 mod peer;
 mod reply;
 mod request;
@@ -19,3 +23,4 @@ mod surface;
 pub use bodies::Bodies;
 pub use ctx::Ctx;
 pub use gateway::Gateway;
+pub use keyed::KeyedCalls;

@@ -8,6 +8,7 @@ use filters::attempt::NextAttempt;
 use filters::dialect::Shape;
 use filters::exhausted::{Tried, verdict};
 use filters::ids::EndpointId;
+use filters::meter::Ceiling;
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
@@ -71,7 +72,7 @@ impl Gateway {
 
     fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
         let call = ctx.call()?;
-        if call.gate.is_committed() || call.gate.caller_has_left() {
+        if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
             return Ok(false);
         }
         let known = call.gate.take_failure();
@@ -97,9 +98,13 @@ impl Gateway {
         if tried.failure.blames_endpoint() {
             live.record(now, false);
         }
+        let mut tried = tried;
+        if let Some(credential) = &endpoint.provider.credential {
+            tried.error.mask(credential.expose());
+        }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
-        let next = tried.failure.fails_over() && call.planner.has_next(now);
+        let next = tried.failure.fails_over() && call.planner.has_next(now) && !self.drain.is_cut();
         tracing::info!(
             target: "decision",
             request_id,
@@ -151,17 +156,22 @@ fn attempt(
     let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
     let bill = Bill {
-        price: call.model.price,
+        model: Arc::clone(&call.model),
+        tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
+        ceiling: Ceiling { context: call.model.limits.context, output: call.bound.output },
+        abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
     let edits = dialect.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
     let shape = Shape {
+        choices: call.facts.choices,
         stream: call.facts.stream,
         wants_usage: call.facts.wants_usage,
         public_model: call.model.name.clone(),
+        request_id: request_id.to_owned(),
     };
     // Killing the only route helps nobody: the last candidate has its share and no watchdog.
     let watchdog = |limit: Duration| (!last).then_some(limit);
@@ -178,6 +188,7 @@ fn attempt(
         bill,
         request_id: request_id.to_owned(),
         stream: call.facts.stream,
+        clamped: call.bound.lowered,
     })
 }
 

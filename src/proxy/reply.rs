@@ -21,7 +21,7 @@ pub(super) async fn reject(
     ctx: &mut Ctx,
     rejection: &Rejection,
 ) -> pingora::Result<()> {
-    let body = ctx.dialect.error_body(rejection);
+    let body = ctx.dialect.error_body(rejection, &ctx.request_id);
     let mut head = ResponseHeader::build(rejection.status(), Some(8))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
@@ -38,6 +38,10 @@ pub(super) async fn reject(
         let allow = if ctx.surface == "models" { "GET" } else { "POST" };
         head.insert_header(ALLOW, allow)?;
     }
+    if rejection.reason == Reason::InvalidRequest {
+        // Where the framing is broken nobody knows where the next request begins.
+        session.downstream_session.set_keepalive(None);
+    }
     if let Some(gate) = ctx.gate() {
         head.insert_header("x-tollgate-attempts", gate.attempts().to_string())?;
     }
@@ -52,12 +56,7 @@ pub(super) async fn reject(
 }
 
 /// Answers with JSON of our own.
-pub(super) async fn json(
-    session: &mut Session,
-    ctx: &mut Ctx,
-    body: &serde_json::Value,
-) -> pingora::Result<()> {
-    let body = bytes::Bytes::from(body.to_string());
+pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Bytes) -> pingora::Result<()> {
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;

@@ -1,41 +1,39 @@
-//! From the door to the hold: rooms 0 to 4, as a straight line.
+//! From the door to the call: rooms 0 to 2, as a straight line; `admit` goes on.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use filters::attempt::Planner;
-use filters::money::Amount;
-use filters::route::{self, Candidate};
-use filters::upstream::deadline::Deadline;
+use filters::auth;
 use filters::verdict::{Reason, Rejection};
-use filters::{auth, hold, meter};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, EXPECT};
 use pingora_proxy::Session;
 
+use super::admit::Body;
+use super::admit::find_model;
 use super::bodies::Reserved;
 use super::ctx::{Call, Ctx};
-use super::gate::{Gate, Source};
 use super::gateway::Gateway;
-use super::reply;
-use super::surface::Surface;
-use crate::config::checked::Model;
-use crate::pool::Snapshot;
-use crate::pool::keys::Principal;
-use crate::store::{Admit, Deny, Ticket};
-use crate::{clock, entropy};
+use super::keyed::Repeat;
+use super::surface::{self, Surface};
+use super::{headers, listing, reply};
+use crate::clock;
+use crate::pool::keys::{KeyTable, Principal};
 
 /// Headers that may hold a key beside `authorization`.
 const KEY_HEADERS: [&str; 3] = ["x-api-key", "x-goog-api-key", "api-key"];
 /// When a caller should come back after we were full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// The largest buffer that an announcement alone makes, in bytes.
+const BODY_START_BYTES_MAX: usize = 1 << 20;
+
 /// What a request turned out to be.
 pub(super) enum Asked {
     /// A call that goes to an upstream.
     Call(Box<Call>),
     /// Something that we answer ourselves.
-    Json(serde_json::Value),
+    Json(Bytes),
 }
 
 impl Gateway {
@@ -43,22 +41,42 @@ impl Gateway {
     pub(super) async fn receive(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Asked, Rejection> {
         let surface = self.door(session, ctx)?;
         let snapshot = self.pool.load();
-        let principal = authenticate(session, &snapshot)?;
+        let principal = authenticate(session, &self.pool.keys())?;
         ctx.principal = Some(Arc::clone(&principal));
-        match surface {
-            Surface::Models => Ok(Asked::Json(models(&snapshot, &principal))),
-            Surface::Model(id) => model_card(&snapshot, &principal, &id).map(Asked::Json),
-            Surface::ChatCompletions => {
-                let (body, reserved) = self.read_body(session).await?;
-                let call = self.admit(ctx, snapshot, &principal, body, reserved).await?;
-                Ok(Asked::Call(Box::new(call)))
+        let value = match surface {
+            Surface::Models => listing::all(&snapshot, &principal, ctx.dialect),
+            Surface::Model(id) => {
+                let model = find_model(&snapshot, &principal, ctx.dialect, &id)?;
+                listing::one(ctx.dialect, &model.name)
             }
-        }
+            Surface::Credits => self.credits(&principal).await?,
+            Surface::Generation => {
+                let query = session.req_header().uri.query().unwrap_or_default();
+                self.generation(&principal, query).await?
+            }
+            Surface::ChatCompletions | Surface::Messages => {
+                let (bytes, reserved) = self.read_body(session).await?;
+                match self.repeat(session, principal.account, &bytes, &ctx.request_id).await? {
+                    Some(Repeat::Answer(answer)) => return Ok(Asked::Json(answer)),
+                    Some(Repeat::First(first)) => ctx.keyed = Some(first),
+                    None => {}
+                }
+                let call = self.admit(ctx, snapshot, principal, Body { bytes, reserved }).await?;
+                // A stream cannot be joined, so it ends with its caller as any other.
+                if ctx.keyed.is_some() && !call.facts.stream {
+                    call.gate.run_on();
+                }
+                return Ok(Asked::Call(Box::new(call)));
+            }
+        };
+        Ok(Asked::Json(Bytes::from(value.to_string())))
     }
 
     /// Room 0: do we serve this?
     fn door(&self, session: &Session, ctx: &mut Ctx) -> Result<Surface, Rejection> {
         let head = session.req_header();
+        let versioned = headers::is_versioned(head);
+        ctx.dialect = surface::dialect_of_errors(head.uri.path(), versioned);
         let bytes: usize =
             head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
@@ -67,7 +85,7 @@ impl Gateway {
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();
-        ctx.dialect = surface.dialect();
+        ctx.dialect = surface.dialect(versioned);
         Ok(surface)
     }
 
@@ -83,9 +101,6 @@ impl Gateway {
         let mut reserved = self.bodies.reserve();
         if announced.is_some_and(|bytes| bytes > self.bounds.body_bytes_max) {
             return Err(self.too_large());
-        }
-        if !reserved.grow_to(announced.unwrap_or(0)) {
-            return Err(full());
         }
         let read = self.read_pieces(session, announced, &mut reserved);
         match tokio::time::timeout(self.bounds.body_timeout, read).await {
@@ -118,11 +133,16 @@ impl Gateway {
         let Some(first) = downstream.read_request_body().await.map_err(|e| broken(&e))? else {
             return Ok(Bytes::new());
         };
+        // Bytes count when they come: an announcement alone takes no room from others.
+        if !reserved.grow_to(first.len()) {
+            return Err(full());
+        }
         let mut body: Option<BytesMut> = None;
         while let Some(piece) = downstream.read_request_body().await.map_err(|e| broken(&e))? {
             // A body of one piece is not copied.
             let body = body.get_or_insert_with(|| {
-                let mut body = BytesMut::with_capacity(announced.unwrap_or(first.len() * 4));
+                let expected = announced.unwrap_or(first.len() * 4).min(BODY_START_BYTES_MAX);
+                let mut body = BytesMut::with_capacity(expected);
                 body.extend_from_slice(&first);
                 body
             });
@@ -141,138 +161,18 @@ impl Gateway {
         let message = format!("The body is larger than {} bytes.", self.bounds.body_bytes_max);
         Rejection::new(Reason::BodyTooLarge, message)
     }
-
-    /// Rooms 2 to 4: what is wanted, who could serve it, is there money for it?
-    async fn admit(
-        &self,
-        ctx: &Ctx,
-        snapshot: Arc<Snapshot>,
-        principal: &Principal,
-        body: Bytes,
-        reserved: Reserved,
-    ) -> Result<Call, Rejection> {
-        let facts = ctx.dialect.read(&body)?;
-        let model = find_model(&snapshot, principal, &facts.model)?;
-        let bound = hold::bound(&facts, &model.limits, principal.default_output_tokens);
-        let own_input =
-            meter::own_input(facts.input.text_bytes, facts.input.messages, facts.input.inline_images);
-        let planner = plan(&snapshot, &model);
-        let ticket = self.hold(ctx, principal, &model, &bound).await?;
-        let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body, reserved));
-        Ok(Call {
-            snapshot,
-            model,
-            facts,
-            bound,
-            own_input,
-            planner,
-            tried: vec![],
-            current: None,
-            gate,
-            first_attempt: None,
-        })
-    }
-
-    async fn hold(
-        &self,
-        ctx: &Ctx,
-        principal: &Principal,
-        model: &Model,
-        bound: &hold::Bound,
-    ) -> Result<Ticket, Rejection> {
-        let too_dear = |_| {
-            let message = "The call could cost more than can be held. Ask for fewer output tokens.";
-            Rejection::new(Reason::InvalidValue, message)
-        };
-        let amount = hold::amount(bound, std::iter::once(&model.price)).map_err(too_dear)?;
-        let admit = Admit {
-            hold: entropy::hold_id(),
-            account: principal.account,
-            amount,
-            request: ctx.request_id.clone(),
-            model: model.name.clone(),
-        };
-        self.holds.admit(admit).await.map_err(|deny| self.denied(deny, amount))
-    }
-
-    fn denied(&self, deny: Deny, needed: Amount) -> Rejection {
-        let (reason, word, message) = match deny {
-            Deny::Funds { available } => {
-                let message = format!(
-                    "The balance cannot carry this call: it may cost up to {needed}, {available} is available. \
-                     Top up, or ask for fewer output tokens (`max_completion_tokens`)."
-                );
-                (Reason::InsufficientBalance, "funds", message)
-            }
-            Deny::Overloaded => (
-                Reason::Overloaded,
-                "overloaded",
-                "Too many calls are in flight. Come back in a moment.".to_owned(),
-            ),
-            Deny::Unavailable => {
-                let message = "Calls cannot be recorded right now, so none is taken.".to_owned();
-                (Reason::StoreUnavailable, "unavailable", message)
-            }
-        };
-        self.metrics.holds_denied.with_label_values(&[word]).inc();
-        let rejection = Rejection::new(reason, message);
-        if reason.retry_helps() { rejection.retry_after(FULL_RETRY_AFTER) } else { rejection }
-    }
 }
 
 /// Room 1: who asks?
-fn authenticate(session: &Session, snapshot: &Snapshot) -> Result<Arc<Principal>, Rejection> {
+fn authenticate(session: &Session, keys: &KeyTable) -> Result<Arc<Principal>, Rejection> {
     let headers = &session.req_header().headers;
     let authorization = headers.get_all(AUTHORIZATION).into_iter().map(http::HeaderValue::as_bytes);
     let others = KEY_HEADERS
         .into_iter()
         .flat_map(|name| headers.get_all(name).into_iter().map(move |value| (name, value.as_bytes())));
     let presented = auth::presented(authorization, others)?;
-    auth::judge(presented.into_iter().filter_map(|key| snapshot.keys.find(key)))
-}
-
-/// Room 3: the model's endpoints, in the order in which they are tried.
-fn plan(snapshot: &Snapshot, model: &Model) -> Planner {
-    let now = clock::now();
-    let mut candidates: Vec<Candidate> = model
-        .routes
-        .iter()
-        .filter_map(|id| {
-            let (endpoint, live) = snapshot.catalogue.endpoints.get(id.0).zip(snapshot.live.get(id.0))?;
-            Some(Candidate { endpoint: *id, weight: f64::from(endpoint.weight) * live.factor(now) })
-        })
-        .collect();
-    entropy::with_rng(|rng| route::order(&mut candidates, rng));
-    let order = candidates.into_iter().map(|c| c.endpoint).collect();
-    Planner::new(order, snapshot.routing.attempts_max, Deadline::new(now, snapshot.routing.deadline))
-}
-
-fn find_model(snapshot: &Snapshot, principal: &Principal, name: &str) -> Result<Arc<Model>, Rejection> {
-    let model = snapshot.catalogue.models.get(name).ok_or_else(|| {
-        let message = "There is no such model. `GET /v1/models` lists those that there are.";
-        Rejection::new(Reason::ModelNotFound, message).param("model")
-    })?;
-    if principal.may_use(name) {
-        return Ok(Arc::clone(model));
-    }
-    let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
-    Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"))
-}
-
-fn models(snapshot: &Snapshot, principal: &Principal) -> serde_json::Value {
-    let mut names: Vec<&String> =
-        snapshot.catalogue.models.keys().filter(|name| principal.may_use(name)).collect();
-    names.sort();
-    let data: Vec<_> = names.into_iter().map(|name| card(name)).collect();
-    serde_json::json!({ "object": "list", "data": data })
-}
-
-fn model_card(snapshot: &Snapshot, principal: &Principal, id: &str) -> Result<serde_json::Value, Rejection> {
-    find_model(snapshot, principal, id).map(|model| card(&model.name))
-}
-
-fn card(name: &str) -> serde_json::Value {
-    serde_json::json!({ "id": name, "object": "model", "created": 0, "owned_by": "tollgate" })
+    let now_ms = clock::unix_ms();
+    auth::judge(presented.into_iter().filter_map(|key| keys.find(key, now_ms)))
 }
 
 fn full() -> Rejection {

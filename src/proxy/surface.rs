@@ -1,4 +1,4 @@
-//! The door: which of our paths is this?
+//! The door: which of our paths is this, and what language does its caller speak?
 
 use filters::dialect::Dialect;
 use filters::verdict::{Reason, Rejection};
@@ -9,10 +9,16 @@ use http::Method;
 pub(super) enum Surface {
     /// `POST /v1/chat/completions`.
     ChatCompletions,
+    /// `POST /v1/messages`.
+    Messages,
     /// `GET /v1/models`.
     Models,
     /// `GET /v1/models/{id}`.
     Model(String),
+    /// `GET /v1/credits`.
+    Credits,
+    /// `GET /v1/generation?id=`.
+    Generation,
 }
 
 impl Surface {
@@ -23,7 +29,10 @@ impl Surface {
     pub(super) fn find(method: &Method, path: &str) -> Result<Self, Rejection> {
         let (surface, allowed) = match path {
             "/v1/chat/completions" => (Self::ChatCompletions, Method::POST),
+            "/v1/messages" => (Self::Messages, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
+            "/v1/credits" => (Self::Credits, Method::GET),
+            "/v1/generation" => (Self::Generation, Method::GET),
             _ => match path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()) {
                 Some(id) => (Self::Model(id.to_owned()), Method::GET),
                 None => {
@@ -44,15 +53,38 @@ impl Surface {
     pub(super) const fn word(&self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat",
+            Self::Messages => "messages",
             Self::Models | Self::Model(_) => "models",
+            Self::Credits | Self::Generation => "account",
         }
     }
 
-    /// The dialect that the caller speaks here.
-    pub(super) const fn dialect(&self) -> Dialect {
+    /// The dialect that the caller speaks here. A path that both dialects have is told apart by
+    /// `versioned`: the caller sends `anthropic-version`, as every client of that API must.
+    pub(super) const fn dialect(&self, versioned: bool) -> Dialect {
         match self {
-            Self::ChatCompletions | Self::Models | Self::Model(_) => Dialect::OpenAi,
+            Self::Messages => Dialect::Anthropic,
+            Self::Models | Self::Model(_) if versioned => Dialect::Anthropic,
+            Self::ChatCompletions | Self::Models | Self::Model(_) | Self::Credits | Self::Generation => {
+                Dialect::OpenAi
+            }
         }
+    }
+}
+
+/// The dialect in which an error about `path` is told, before it is known what is served there.
+pub(super) fn dialect_of_errors(path: &str, versioned: bool) -> Dialect {
+    let is = |surface: &str| {
+        path.strip_prefix(surface).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if is("/v1/messages") || (versioned && !is("/v1/chat")) { Dialect::Anthropic } else { Dialect::OpenAi }
+}
+
+/// Where a dialect asks for answers.
+pub(super) const fn path_of(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenAi => "/v1/chat/completions",
+        Dialect::Anthropic => "/v1/messages",
     }
 }
 
@@ -65,9 +97,33 @@ mod tests {
         let find = |method: Method, path| Surface::find(&method, path).map_err(|r| r.status());
         assert_eq!(find(Method::POST, "/v1/chat/completions"), Ok(Surface::ChatCompletions));
         assert_eq!(find(Method::GET, "/v1/chat/completions"), Err(405));
+        assert_eq!(find(Method::POST, "/v1/messages"), Ok(Surface::Messages));
         assert_eq!(find(Method::GET, "/v1/models/a/b"), Ok(Surface::Model("a/b".into())));
         for path in ["/", "/v1/chat/completions/", "/v1//models", "/v1/models/", "/metrics", "*"] {
             assert_eq!(find(Method::GET, path), Err(404), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_version_decides_only_where_both_dialects_are_served() {
+        let speaks = |surface: Surface| [true, false].map(|versioned| surface.dialect(versioned));
+        assert_eq!(speaks(Surface::ChatCompletions), [Dialect::OpenAi; 2]);
+        assert_eq!(speaks(Surface::Messages), [Dialect::Anthropic; 2]);
+        assert_eq!(speaks(Surface::Models), [Dialect::Anthropic, Dialect::OpenAi]);
+    }
+
+    #[test]
+    fn a_caller_is_answered_in_its_own_dialect_even_where_nothing_is_served() {
+        for (path, versioned, expected) in [
+            ("/v1/messages", false, Dialect::Anthropic),
+            ("/v1/messages/batches", false, Dialect::Anthropic),
+            ("/v1/messages2", false, Dialect::OpenAi),
+            ("/v1/models", true, Dialect::Anthropic),
+            ("/v1/models", false, Dialect::OpenAi),
+            ("/v1/chat/completions", true, Dialect::OpenAi),
+            ("/nothing", true, Dialect::Anthropic),
+        ] {
+            assert_eq!(dialect_of_errors(path, versioned), expected, "{path}");
         }
     }
 }

@@ -1,17 +1,21 @@
 //! Holds in memory, over a lease of the ledger, with the journal as their memory.
 //!
-//! An account's pool is what the ledger has leased to this process: `available + held`. A hold is
-//! one compare-and-subtract under the pool's lock. Only charged money leaves the pool, and the
-//! ledger books it later from the journal: a crash in between is repaired by replay.
+//! An account's purse is what the ledger has leased to this process. A hold is one compare-and-subtract
+//! under the purse's lock, together with all limits of its key, its account and its model. Only charged
+//! money leaves the purse, and the ledger books it later from the journal: a crash in between is repaired
+//! by replay.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use crossbeam_queue::ArrayQueue;
-use filters::ids::AccountId;
+use filters::ids::{AccountId, KeyDigest};
+use filters::limit::{Now, Scopes, Want};
 use filters::money::{Amount, Settlement, settle};
+use filters::purse::{EndHold, Purse, Refused, Reserve, SpentSince, Standings};
 
 use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
 use crate::clock;
@@ -26,7 +30,8 @@ pub struct Embedded {
 }
 
 struct Inner {
-    pools: RwLock<HashMap<AccountId, Arc<Mutex<Pool>>>>,
+    began: Instant,
+    purses: RwLock<HashMap<AccountId, Arc<Mutex<Purse>>>>,
     journal: Journal,
     open: AtomicUsize,
     open_max: usize,
@@ -34,27 +39,50 @@ struct Inner {
     abandoned: ArrayQueue<Arc<OpenHold>>,
 }
 
-/// One account's money in this process.
-#[derive(Debug, Default)]
-struct Pool {
-    available: Amount,
-    held: Amount,
-}
-
 impl Embedded {
     /// A store over what the ledger has leased to this process. At most `open_max` holds are open.
     #[must_use]
     pub fn new(leases: Vec<(AccountId, Amount)>, journal: Journal, open_max: usize) -> Self {
-        let pool =
-            |(account, available)| (account, Arc::new(Mutex::new(Pool { available, held: Amount::ZERO })));
         let inner = Inner {
-            pools: RwLock::new(leases.into_iter().map(pool).collect()),
+            began: clock::now(),
+            purses: RwLock::default(),
             journal,
             open: AtomicUsize::new(0),
             open_max,
             abandoned: ArrayQueue::new(open_max.max(1)),
         };
-        Self { inner: Arc::new(inner) }
+        let store = Self { inner: Arc::new(inner) };
+        store.grant(leases);
+        store
+    }
+
+    /// More money has been leased to this process.
+    pub fn grant(&self, leases: Vec<(AccountId, Amount)>) {
+        let mut purses = self.inner.purses.write().unwrap_or_else(PoisonError::into_inner);
+        for (account, amount) in leases {
+            let purse = purses.entry(account).or_default();
+            purse.lock().unwrap_or_else(PoisonError::into_inner).grant(amount);
+        }
+    }
+
+    /// Takes free money out of an account's pool, for money that leaves the account.
+    ///
+    /// # Errors
+    /// What is free, when that is less.
+    pub fn withdraw(&self, account: AccountId, amount: Amount) -> Result<(), Amount> {
+        self.inner.with_purse(account, |purse| purse.withdraw(amount)).unwrap_or(Err(Amount::ZERO))
+    }
+
+    /// What was spent in the windows of budgets before this process began.
+    pub fn restore_budgets(
+        &self,
+        account: AccountId,
+        key: KeyDigest,
+        scopes: &Scopes,
+        spent: &SpentSince<'_>,
+    ) {
+        let now = self.inner.now();
+        self.inner.with_purse(account, |purse| purse.restore(now, key, scopes, spent));
     }
 
     /// Settles the holds of requests that were dropped. Call it often, from anywhere that may
@@ -75,10 +103,13 @@ impl Holds for Embedded {
         if inner.journal.unposted() > UNPOSTED_MAX || !inner.take_place() {
             return Err(Deny::Overloaded);
         }
-        if let Err(deny) = inner.reserve(admit.account, admit.amount) {
-            inner.open.fetch_sub(1, Ordering::AcqRel);
-            return Err(deny);
-        }
+        let standing = match inner.reserve(&admit) {
+            Ok(standing) => standing,
+            Err(deny) => {
+                inner.open.fetch_sub(1, Ordering::AcqRel);
+                return Err(deny);
+            }
+        };
         let hold = Hold {
             id: admit.hold.0,
             account: admit.account.0,
@@ -86,14 +117,16 @@ impl Holds for Embedded {
             at_ms: clock::unix_ms(),
             request: admit.request,
             model: admit.model,
+            key: admit.key.0,
+            price_version: admit.price_version,
         };
         let hold = Arc::new(OpenHold::new(hold));
-        // From here on a dropped ticket gives the money back, also while the record is written.
+        // From here on a dropped ticket gives everything back, also while the record is written.
         let abandon: Arc<dyn Abandon> = Arc::<Inner>::clone(inner);
-        let mut ticket = Ticket { hold: Arc::clone(&hold), on_drop: Some(abandon) };
-        if inner.journal.hold(hold).await.is_err() {
+        let mut ticket = Ticket { standing, hold: Arc::clone(&hold), on_drop: Some(abandon) };
+        if inner.journal.hold(Arc::clone(&hold)).await.is_err() {
             ticket.on_drop = None;
-            inner.give_back(admit.account, admit.amount);
+            inner.close(&hold, &Charge::default());
             return Err(Deny::Unavailable);
         }
         Ok(ticket)
@@ -105,7 +138,7 @@ impl Holds for Embedded {
 
     async fn settle(&self, mut ticket: Ticket, charge: Charge) -> Settlement {
         ticket.on_drop = None;
-        let settled = self.inner.close(&ticket.hold, charge);
+        let settled = self.inner.close(&ticket.hold, &charge);
         let settlement = settled.settlement();
         // A disk that refuses it has closed admission already; the record is kept and written later.
         if let Err(error) = self.inner.journal.settle(settled).await {
@@ -115,8 +148,7 @@ impl Holds for Embedded {
     }
 
     fn available(&self, account: AccountId) -> Amount {
-        let pool = self.inner.pool(account);
-        pool.map_or(Amount::ZERO, |pool| pool.lock().unwrap_or_else(PoisonError::into_inner).available)
+        self.inner.with_purse(account, |purse| purse.available()).unwrap_or_default()
     }
 
     fn open_holds(&self) -> usize {
@@ -132,14 +164,17 @@ impl Holds for Embedded {
 }
 
 impl Inner {
-    fn pool(&self, account: AccountId) -> Option<Arc<Mutex<Pool>>> {
-        self.pools.read().unwrap_or_else(PoisonError::into_inner).get(&account).cloned()
+    fn now(&self) -> Now {
+        let second = clock::now().saturating_duration_since(self.began).as_secs();
+        Now { second, unix_ms: clock::unix_ms() }
     }
 
-    fn with_pool<T>(&self, account: AccountId, change: impl FnOnce(&mut Pool) -> T) -> Option<T> {
-        let pool = self.pool(account)?;
-        let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(change(&mut pool))
+    fn with_purse<T>(&self, account: AccountId, change: impl FnOnce(&mut Purse) -> T) -> Option<T> {
+        let purses = self.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let purse = purses.get(&account).cloned()?;
+        drop(purses);
+        let mut purse = purse.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(change(&mut purse))
     }
 
     fn take_place(&self) -> bool {
@@ -147,49 +182,54 @@ impl Inner {
         self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    fn reserve(&self, account: AccountId, amount: Amount) -> Result<(), Deny> {
-        let none = Deny::Funds { available: Amount::ZERO };
-        self.with_pool(account, |pool| {
-            let refuse = Deny::Funds { available: pool.available };
-            let (rest, held) = pool
-                .available
-                .checked_sub(amount)
-                .filter(|rest| *rest >= Amount::ZERO)
-                .zip(pool.held.checked_add(amount))
-                .ok_or(refuse)?;
-            pool.available = rest;
-            pool.held = held;
-            Ok(())
-        })
-        .unwrap_or(Err(none))
-    }
-
-    fn give_back(&self, account: AccountId, amount: Amount) {
-        self.with_pool(account, |pool| pool.end(amount, amount));
-        self.open.fetch_sub(1, Ordering::AcqRel);
+    /// Limits and money in one step: all of it, or nothing.
+    fn reserve(&self, admit: &Admit) -> Result<Standings, Deny> {
+        let reserve = Reserve {
+            hold: admit.hold,
+            key: admit.key,
+            model: &admit.model,
+            scopes: &admit.scopes,
+            want: Want { tokens: admit.tokens, amount: admit.amount },
+        };
+        let now = self.now();
+        match self.with_purse(admit.account, |purse| purse.reserve(now, &reserve)) {
+            Some(Ok(standing)) => Ok(standing),
+            Some(Err(Refused::Funds { available })) => Err(Deny::Funds { available }),
+            Some(Err(Refused::Limited { scope, over })) => Err(Deny::Limited { scope, over }),
+            None => Err(Deny::Funds { available: Amount::ZERO }),
+        }
     }
 
     /// The one exit of a hold: moves its money and says what was charged.
-    fn close(&self, hold: &OpenHold, charge: Charge) -> Settled {
-        let held = hold.amount();
-        let settlement = self
-            .with_pool(hold.account(), |pool| {
-                let settlement = settle(held, charge.cost, pool.available);
-                pool.end(held, settlement.released);
-                pool.available = pool.available.less(settlement.excess);
-                settlement
-            })
-            .unwrap_or_else(|| settle(held, charge.cost, Amount::ZERO));
+    fn close(&self, hold: &OpenHold, charge: &Charge) -> Settled {
+        let now = self.now();
+        let usage = &charge.used.usage;
+        let end = EndHold {
+            hold: hold.id(),
+            held: hold.amount(),
+            key: KeyDigest(hold.hold.key),
+            model: &hold.hold.model,
+            cost: charge.cost,
+            tokens: usage.prompt().saturating_add(usage.output),
+            left: charge.left,
+        };
+        let (settlement, abandoned) = self
+            .with_purse(hold.account(), |purse| purse.end(now, &end))
+            .unwrap_or_else(|| (settle(hold.amount(), charge.cost, Amount::ZERO), Amount::ZERO));
         self.open.fetch_sub(1, Ordering::AcqRel);
         Settled {
             id: hold.hold.id,
             account: hold.hold.account,
             request: hold.hold.request.clone(),
             model: hold.hold.model.clone(),
-            endpoint: charge.endpoint,
+            endpoint: charge.endpoint.clone(),
             attempts: charge.attempts,
             parts: Settled::parts_of(&settlement),
             provider_cost: charge.provider_cost.nano(),
+            abandoned: abandoned.nano(),
+            key: hold.hold.key,
+            held_ms: hold.hold.at_ms,
+            price_version: hold.hold.price_version,
             tokens: Settled::tokens_of(&charge.used.usage),
             estimated: charge.used.estimated,
             anomaly: charge.used.anomaly,
@@ -201,17 +241,9 @@ impl Inner {
         while let Some(hold) = self.abandoned.pop() {
             let cost = hold.cost_so_far();
             let used = filters::meter::Used { estimated: true, ..Default::default() };
-            let settled = self.close(&hold, Charge { cost, used, ..Charge::default() });
+            let settled = self.close(&hold, &Charge { cost, used, ..Charge::default() });
             self.journal.settle_unattended(settled);
         }
-    }
-}
-
-impl Pool {
-    /// A hold of `held` is over; `back` of it is free again.
-    fn end(&mut self, held: Amount, back: Amount) {
-        self.held = self.held.less(held);
-        self.available = self.available.checked_add(back).unwrap_or(Amount::MAX);
     }
 }
 

@@ -8,9 +8,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use filters::ids::{AccountId, HoldId};
+use filters::ids::{AccountId, HoldId, KeyDigest};
+use filters::limit::{Over, Scopes};
 use filters::meter::Used;
 use filters::money::{Amount, Settlement};
+use filters::purse::{LeftEarly, Standings};
 
 use crate::journal::OpenHold;
 
@@ -48,6 +50,11 @@ pub struct Admit {
     pub amount: Amount,
     pub request: String,
     pub model: String,
+    pub key: KeyDigest,
+    pub price_version: u32,
+    /// Tokens that the call may use, for limits per minute.
+    pub tokens: u64,
+    pub scopes: Arc<Scopes>,
 }
 
 /// What a finished call is charged for.
@@ -60,6 +67,8 @@ pub struct Charge {
     /// The endpoint that answered; empty when none did.
     pub endpoint: String,
     pub attempts: u32,
+    /// The caller left before the answer came.
+    pub left: Option<LeftEarly>,
 }
 
 /// Why no hold was placed.
@@ -71,6 +80,14 @@ pub enum Deny {
         /// What is there.
         available: Amount,
     },
+    /// A limit of the key, of its account, or of the account with this model.
+    #[error("over the limit of {scope}: {}", over.kind.word())]
+    Limited {
+        /// Whose.
+        scope: &'static str,
+        /// Which, and until when.
+        over: Over,
+    },
     /// As many holds are open as may be.
     #[error("too many calls are in flight")]
     Overloaded,
@@ -81,6 +98,8 @@ pub enum Deny {
 
 /// An open hold, owned by its request.
 pub struct Ticket {
+    /// How requests and tokens per minute stand, where they are limited.
+    pub standing: Standings,
     pub(super) hold: Arc<OpenHold>,
     pub(super) on_drop: Option<Arc<dyn Abandon>>,
 }

@@ -3,9 +3,10 @@
 use filters::ids::AccountId;
 use filters::money::{Amount, settle};
 use tollgate::journal::Settled;
-use tollgate::ledger::port::{KeyRecord, TopUp};
+use tollgate::ledger::port::{KeyedCall, Movement, NewKey, Scope, What};
 use tollgate::ledger::{Ledger, LedgerError, Sqlite};
 use tollgate::pool::keys::digest;
+use tollgate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 fn ledgers() -> Vec<(&'static str, Box<dyn Ledger>)> {
     let folder = tempfile::tempdir().unwrap().keep();
@@ -15,8 +16,12 @@ fn ledgers() -> Vec<(&'static str, Box<dyn Ledger>)> {
     ]
 }
 
-fn top_up(account: AccountId, nano: i64, reference: &str) -> TopUp<'_> {
-    TopUp { account, amount: Amount::from_nano(nano), reference, reason: "test", now_ms: 1 }
+fn top_up(account: AccountId, nano: i64, reference: &str) -> Movement<'_> {
+    movement(account, What::TopUp, nano, reference, None)
+}
+
+fn movement(account: AccountId, what: What, nano: i64, reference: &str, boot: Option<i64>) -> Movement<'_> {
+    Movement { account, what, amount: Amount::from_nano(nano), reference, reason: "test", now_ms: 1, boot }
 }
 
 fn settled(id: u128, account: AccountId, held: i64, cost: i64, free: i64) -> Settled {
@@ -30,6 +35,10 @@ fn settled(id: u128, account: AccountId, held: i64, cost: i64, free: i64) -> Set
         attempts: 1,
         parts: Settled::parts_of(&parts),
         provider_cost: 3,
+        abandoned: 0,
+        key: [7; 32],
+        held_ms: 1_000,
+        price_version: 9,
         tokens: [1, 2, 3, 4, 5, 6, 7],
         estimated: false,
         anomaly: false,
@@ -40,8 +49,8 @@ fn settled(id: u128, account: AccountId, held: i64, cost: i64, free: i64) -> Set
 #[test]
 fn money_goes_from_free_to_leased_to_spent_and_back() {
     for (name, mut ledger) in ledgers() {
-        let account = ledger.ensure_account("alpha", 0).unwrap();
-        assert!(ledger.top_up(&top_up(account, 1_000, "a")).unwrap(), "{name}");
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        assert!(ledger.transfer(&top_up(account, 1_000, "a")).unwrap(), "{name}");
         let boot = ledger.begin_boot(0).unwrap();
         assert_eq!(ledger.lease_all(boot).unwrap(), [(account, Amount::from_nano(1_000))], "{name}");
         assert_eq!(ledger.post(boot, &[settled(1, account, 300, 100, 700)]).unwrap(), 1, "{name}");
@@ -59,8 +68,8 @@ fn money_goes_from_free_to_leased_to_spent_and_back() {
 #[test]
 fn a_batch_posted_twice_is_booked_once() {
     for (name, mut ledger) in ledgers() {
-        let account = ledger.ensure_account("alpha", 0).unwrap();
-        ledger.top_up(&top_up(account, 1_000, "a")).unwrap();
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        ledger.transfer(&top_up(account, 1_000, "a")).unwrap();
         let boot = ledger.begin_boot(0).unwrap();
         ledger.lease_all(boot).unwrap();
         let batch = [settled(1, account, 300, 100, 0), settled(2, account, 300, 900, 100)];
@@ -75,8 +84,8 @@ fn a_batch_posted_twice_is_booked_once() {
 #[test]
 fn a_charge_beyond_the_lease_is_refused_whole() {
     for (name, mut ledger) in ledgers() {
-        let account = ledger.ensure_account("alpha", 0).unwrap();
-        ledger.top_up(&top_up(account, 100, "a")).unwrap();
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        ledger.transfer(&top_up(account, 100, "a")).unwrap();
         let boot = ledger.begin_boot(0).unwrap();
         ledger.lease_all(boot).unwrap();
         let batch = [settled(1, account, 50, 50, 0), settled(2, account, 90, 90, 0)];
@@ -90,11 +99,11 @@ fn a_charge_beyond_the_lease_is_refused_whole() {
 #[test]
 fn a_top_up_happens_once_per_reference() {
     for (name, mut ledger) in ledgers() {
-        let account = ledger.ensure_account("alpha", 0).unwrap();
-        assert_eq!(ledger.ensure_account("alpha", 5).unwrap(), account, "{name}");
-        assert!(ledger.top_up(&top_up(account, 100, "a")).unwrap(), "{name}");
-        assert!(!ledger.top_up(&top_up(account, 100, "a")).unwrap(), "{name}");
-        assert!(ledger.top_up(&top_up(account, 100, "b")).unwrap(), "{name}");
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        assert_eq!(ledger.ensure_account("alpha", None, 5).unwrap(), account, "{name}");
+        assert!(ledger.transfer(&top_up(account, 100, "a")).unwrap(), "{name}");
+        assert!(!ledger.transfer(&top_up(account, 100, "a")).unwrap(), "{name}");
+        assert!(ledger.transfer(&top_up(account, 100, "b")).unwrap(), "{name}");
         assert_eq!(ledger.accounts().unwrap().remove(0).balance_nano, 200, "{name}");
         let statement = ledger.statement("alpha", 10).unwrap();
         assert_eq!(statement.len(), 2, "{name}");
@@ -103,24 +112,98 @@ fn a_top_up_happens_once_per_reference() {
 }
 
 #[test]
-fn a_key_belongs_to_one_account() {
+fn a_key_belongs_to_one_account_and_ends_when_it_is_told_to() {
     for (name, mut ledger) in ledgers() {
-        let alpha = ledger.ensure_account("alpha", 0).unwrap();
-        let beta = ledger.ensure_account("beta", 0).unwrap();
-        let key = |account, name: &str, models: Option<Vec<String>>| KeyRecord {
+        let alpha = ledger.ensure_account("alpha", None, 0).unwrap();
+        let beta = ledger.ensure_account("beta", None, 0).unwrap();
+        let limited = KeySettings {
+            limits: LimitSpec { rpm: Some(5), ..LimitSpec::default() },
+            ..KeySettings::default()
+        };
+        let plain = KeySettings::default();
+        let key = |account, account_name, settings| NewKey {
             digest: digest("sk-test"),
             account,
-            account_name: name.to_owned(),
-            models,
-            default_output_tokens: Some(7),
+            account_name,
+            hint: "sk-t…",
+            settings,
+            expires_ms: None,
+            now_ms: 0,
         };
-        ledger.ensure_key(&key(alpha, "alpha", None), 0).unwrap();
-        ledger.ensure_key(&key(alpha, "alpha", Some(vec!["m".into()])), 0).unwrap();
-        assert!(
-            matches!(ledger.ensure_key(&key(beta, "beta", None), 0), Err(LedgerError::KeyTaken(_))),
-            "{name}"
-        );
-        assert_eq!(ledger.keys().unwrap(), [key(alpha, "alpha", Some(vec!["m".into()]))], "{name}");
+        ledger.ensure_key(&key(alpha, "alpha", &plain)).unwrap();
+        ledger.ensure_key(&key(alpha, "alpha", &limited)).unwrap();
+        let taken = ledger.ensure_key(&key(beta, "beta", &plain));
+        assert!(matches!(taken, Err(LedgerError::KeyTaken(_))), "{name}");
+        let keys = ledger.keys(None).unwrap();
+        assert_eq!((keys.len(), &keys[0].settings), (1, &limited), "{name}");
+        ledger.end_key(digest("sk-test"), 500, false).unwrap();
+        ledger.end_key(digest("sk-test"), 900, false).unwrap();
+        let key = ledger.keys(Some("alpha")).unwrap().remove(0);
+        assert!(key.is_good(499) && !key.is_good(500), "{name}: the earlier end counts");
+        assert!(matches!(ledger.end_key(digest("other"), 1, true), Err(LedgerError::NoKey)), "{name}");
+        assert!(ledger.keys(Some("beta")).unwrap().is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn money_goes_out_of_what_is_free_or_of_a_lease_and_never_more() {
+    for (name, mut ledger) in ledgers() {
+        let account = ledger.ensure_account("alpha", Some(&AccountSettings::default()), 0).unwrap();
+        ledger.transfer(&top_up(account, 1_000, "a")).unwrap();
+        let boot = ledger.begin_boot(0).unwrap();
+        ledger.lease_all(boot).unwrap();
+        let free = ledger.transfer(&movement(account, What::Refund, 1, "b", None));
+        assert!(matches!(free, Err(LedgerError::Funds { .. })), "{name}: all of it is leased");
+        assert!(ledger.transfer(&movement(account, What::Refund, 300, "b", Some(boot))).unwrap(), "{name}");
+        assert!(!ledger.transfer(&movement(account, What::Refund, 300, "b", Some(boot))).unwrap(), "{name}");
+        let too_much = ledger.transfer(&movement(account, What::Debit, 701, "c", Some(boot)));
+        assert!(matches!(too_much, Err(LedgerError::Funds { .. })), "{name}");
+        ledger.transfer(&movement(account, What::Credit, 50, "d", None)).unwrap();
+        assert_eq!(ledger.lease_free(boot).unwrap(), [(account, Amount::from_nano(50))], "{name}");
+        assert_eq!(ledger.leases(boot).unwrap(), [(account, Amount::from_nano(750))], "{name}");
+        ledger.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_call_is_found_again_and_counts_in_the_window_of_its_admission() {
+    for (name, mut ledger) in ledgers() {
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        ledger.transfer(&top_up(account, 1_000, "a")).unwrap();
+        let boot = ledger.begin_boot(0).unwrap();
+        ledger.lease_all(boot).unwrap();
+        ledger.post(boot, &[settled(1, account, 300, 100, 0)]).unwrap();
+        let found = ledger.generation(account, "r1").unwrap().unwrap();
+        assert_eq!((found.cost_nano, found.prompt_tokens, found.completion_tokens), (100, 15, 6), "{name}");
+        assert_eq!(ledger.generation(account, &found.id).unwrap(), Some(found), "{name}");
+        assert_eq!(ledger.generation(AccountId(account.0 + 1), "r1").unwrap(), None, "{name}: of others");
+        let scope =
+            |key: Option<[u8; 32]>, model| Scope { account, key: key.map(filters::ids::KeyDigest), model };
+        let mut spent = |scope, since| ledger.spent(&scope, since).unwrap().nano();
+        assert_eq!(spent(scope(None, None), 1_000), 100, "{name}");
+        assert_eq!(spent(scope(None, None), 1_001), 0, "{name}");
+        assert_eq!(spent(scope(Some([7; 32]), Some("m")), 0), 100, "{name}");
+        assert_eq!(spent(scope(Some([8; 32]), None), 0) + spent(scope(None, Some("n")), 0), 0, "{name}");
+        ledger.snapshot(86_400_000).unwrap();
+        ledger.post(boot, &[settled(2, account, 300, 100, 0)]).unwrap();
+        ledger.snapshot(86_400_001).unwrap();
+        ledger.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_keyed_call_is_begun_once_a_day() {
+    for (name, mut ledger) in ledgers() {
+        let account = ledger.ensure_account("alpha", None, 0).unwrap();
+        let call = |request, now_ms| KeyedCall { account, key: "k", body: [1; 32], request, now_ms };
+        assert_eq!(ledger.begin_keyed(&call("r1", 0)).unwrap(), None, "{name}");
+        let known = ledger.begin_keyed(&call("r2", 1)).unwrap().unwrap();
+        assert_eq!((known.request.as_str(), known.answer), ("r1", None), "{name}");
+        ledger.end_keyed(account, "k", Some(b"{}")).unwrap();
+        assert_eq!(ledger.begin_keyed(&call("r3", 2)).unwrap().unwrap().answer.as_deref(), Some(&b"{}"[..]));
+        assert_eq!(ledger.begin_keyed(&call("r4", 86_400_001)).unwrap(), None, "{name}: a day later");
+        ledger.end_keyed(account, "k", None).unwrap();
+        assert_eq!(ledger.begin_keyed(&call("r5", 86_400_002)).unwrap(), None, "{name}: forgotten");
     }
 }
 
@@ -129,8 +212,8 @@ fn verify_names_the_first_thing_that_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ledger.db");
     let mut ledger = Sqlite::open(&file).unwrap();
-    let account = ledger.ensure_account("alpha", 0).unwrap();
-    ledger.top_up(&top_up(account, 1_000, "a")).unwrap();
+    let account = ledger.ensure_account("alpha", None, 0).unwrap();
+    ledger.transfer(&top_up(account, 1_000, "a")).unwrap();
     let boot = ledger.begin_boot(0).unwrap();
     ledger.lease_all(boot).unwrap();
     ledger.post(boot, &[settled(1, account, 300, 100, 0)]).unwrap();

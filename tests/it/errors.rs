@@ -1,5 +1,6 @@
 //! Errors take the caller's dialect, name the field and the way out, and cost nothing.
 
+use filters::dialect::anthropic;
 use filters::verdict::Reason;
 
 use super::support::{Call, Setup, stream_request, upstream, whole_request};
@@ -66,7 +67,8 @@ async fn an_empty_purse_is_told_what_is_needed_and_what_is_there() {
 fn the_docs_list_every_error() {
     let docs = include_str!("../../docs/errors.md");
     for reason in Reason::ALL {
-        let row = format!("| {} | `{}` |", reason.status(), reason.code());
+        let kind = anthropic::error::kind(reason);
+        let row = format!("| {} | `{}` | `{kind}` |", reason.status(), reason.code());
         assert!(docs.contains(&row), "docs/errors.md lacks a row that begins with {row}");
     }
     let rows = docs.lines().filter(|line| line.starts_with("| ") && line.contains("` |")).count();

@@ -12,13 +12,19 @@
     reason = "a test ends at the first surprise, tells the time and reports figures"
 )]
 
+mod anthropic;
 mod attempts;
 mod bodies;
 mod books;
 mod callers;
 mod docs;
 mod errors;
+mod kills;
+mod limits;
 mod money;
+mod operators;
+mod repeats;
+mod simulation;
 mod streams;
 mod support;
 mod wall;

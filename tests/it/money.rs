@@ -7,12 +7,13 @@ use filters::ids::AccountId;
 use filters::money::{Amount, Settlement};
 use tollgate::config;
 use tollgate::drain::Drain;
+use tollgate::journal::record::Record;
 use tollgate::mock::Script;
 use tollgate::serve;
 use tollgate::store::{Admit, Charge, Deny, Holds, Ticket};
 
 use super::support::gateway::free_address;
-use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
+use super::support::{Call, Setup, script, stream_request, upstream, whole_request};
 
 /// A request whose hold is the same every time: 1,000 tokens of output and the bytes of the body.
 fn request() -> String {
@@ -52,6 +53,49 @@ async fn a_balance_for_three_holds_admits_three_of_twenty() {
     let row = gateway.account("alpha", 3);
     assert_eq!(row.balance_nano, 3 * hold_nano() + 1, "they were charged nothing");
     assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
+    let granted = 300 * hold_nano() + 1;
+    let setup = Setup::new(&[only.address()]).providers("first_byte: 60s, first_event: 60s");
+    let gateway = setup.balance(&format!("{granted}e-9")).start();
+    let (over, _) = tokio::sync::watch::channel(false);
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..1000 {
+        let (http, mut over) = (gateway.http, over.subscribe());
+        callers.spawn(async move {
+            let mut caller = Call::post(request()).begin(http).await;
+            tokio::select! {
+                head = caller.try_head() => head.map(|head| head.status),
+                _ = over.wait_for(|over| *over) => None,
+            }
+        });
+    }
+    for _ in 0..700 {
+        assert_eq!(callers.join_next().await.unwrap().unwrap(), Some(402));
+    }
+    only.wait_for_requests(300).await;
+    assert_eq!(gateway.metric("tollgate_holds_open").await, 300);
+    over.send_replace(true);
+    while let Some(waiting) = callers.join_next().await {
+        assert_eq!(waiting.unwrap(), None, "its hold was placed");
+    }
+    gateway.wait_until_settled().await;
+    assert_eq!(gateway.account("alpha", 300).balance_nano, granted, "they were charged nothing");
+    assert!(gateway.ledger_is_right());
+
+    let mut free = granted;
+    for record in gateway.journal() {
+        match record {
+            Record::Hold(hold) => free -= hold.amount,
+            Record::Settled(end) => free += end.parts[0] - end.settlement().charged().nano(),
+            Record::Progress { .. } | Record::Probe => {}
+        }
+        assert!(free >= 0, "no prefix of the journal spends more than there was");
+    }
+    assert_eq!(free, granted);
 }
 
 #[tokio::test]
@@ -141,6 +185,42 @@ async fn sigterm_lets_streams_end_and_leaves_nothing_to_replay() {
     assert_eq!(leased, 0, "and the lease given back");
 }
 
+#[tokio::test]
+async fn after_the_drain_time_a_stream_ends_with_an_error_event_and_its_charge() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_after_pieces","pieces":2}}"#)).await;
+    let setup = Setup::new(&[only.address()]).providers("idle: 60s");
+    let mut gateway = setup.drain_max("200ms").start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-TERM");
+    gateway.wait_for_log("calls are cut");
+    let rest = String::from_utf8(caller.rest().await).unwrap();
+    assert!(rest.contains("\"error\"") && rest.contains("0\r\n\r\n"), "a clean end: {rest}");
+    assert!(gateway.wait().success());
+    assert!(gateway.spent(1) > 0, "what was delivered is charged");
+    assert_eq!(gateway.account("alpha", 1).leased_nano, 0, "and the lease given back");
+}
+
+#[tokio::test]
+async fn a_drain_takes_no_new_call_and_sigint_ends_it() {
+    let only = upstream(script(r#"{"fault":{"kind":"hang_after_pieces","pieces":2}}"#)).await;
+    let setup = Setup::new(&[only.address()]).providers("idle: 60s");
+    let mut gateway = setup.drain_max("60s").start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-TERM");
+    while tokio::net::TcpStream::connect(gateway.http).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    gateway.signal("-INT");
+    assert!(gateway.wait().success());
+    let gateway = gateway.kill_and_restart();
+    assert!(gateway.spent(1) > 0, "a call that was cut off is charged by its last progress");
+    assert!(gateway.ledger_is_right());
+}
+
 /// A store that breaks inside a hook, in the middle of an answer.
 struct Breaking {
     inner: Arc<dyn Holds>,
@@ -227,13 +307,11 @@ async fn a_config_fault_ends_with_64_and_names_every_line() {
 }
 
 #[tokio::test]
-async fn a_second_process_on_the_same_books_waits_its_turn() {
+async fn a_second_process_on_the_same_books_is_turned_away() {
     let only = upstream(Script::default()).await;
     let gateway = Setup::new(&[only.address()]).start();
-    // All money is leased to the first: the second can serve nothing that is billed.
-    let second = Gateway::beside(&gateway);
-    let refused = Call::post(stream_request()).send(second.http).await;
-    assert_eq!(refused.status, 402);
+    let refused = gateway.try_beside();
+    assert!(refused.contains("store.path: another gateway serves from"), "{refused}");
     assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
     assert!(gateway.ledger_is_right());
 }

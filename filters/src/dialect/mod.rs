@@ -2,14 +2,18 @@
 //!
 //! Rooms outside ask a [`Dialect`]; nothing outside this folder knows a field name of a provider.
 
+pub mod anthropic;
+mod fields;
+mod object;
 pub mod openai;
 
 use bytes::Bytes;
 
 use crate::facts::Facts;
 use crate::hold::Bound;
-use crate::json::Edit;
+use crate::json::{self, Edit};
 use crate::meter::{Produced, UsageReport};
+use crate::money::price::Tier;
 use crate::stream::sse::Event;
 use crate::verdict::{Rejection, UpstreamError};
 
@@ -18,6 +22,8 @@ use crate::verdict::{Rejection, UpstreamError};
 pub enum Dialect {
     /// `OpenAI`'s chat completions and whatever is compatible with them.
     OpenAi,
+    /// Anthropic's messages and whatever is compatible with them.
+    Anthropic,
 }
 
 /// What one upstream of a dialect needs or cannot bear.
@@ -47,10 +53,12 @@ pub struct Piece {
     pub kind: Kind,
     /// A usage report in it.
     pub usage: Option<UsageReport>,
+    /// The service tier that it names.
+    pub tier: Option<Tier>,
     /// What it produced.
     pub produced: Produced,
-    /// It says that the answer is finished.
-    pub finishes: bool,
+    /// How many choices it says are finished.
+    pub finished: u64,
     /// What to change before the caller sees it.
     pub edits: Vec<Edit>,
 }
@@ -62,6 +70,8 @@ pub enum Kind {
     Meaningful,
     /// It opens or accompanies an answer without being one.
     Opener,
+    /// It keeps the connection alive and says nothing.
+    Ping,
     /// Usage and nothing else, which the caller did not ask for.
     UsageOnly,
     /// The end of the stream.
@@ -77,10 +87,20 @@ pub enum Kind {
 pub struct Shape {
     /// Events, not one JSON text.
     pub stream: bool,
+    /// How many choices were asked for.
+    pub choices: u64,
     /// Usage stays in the stream.
     pub wants_usage: bool,
     /// The name that the answer's `model` shows.
     pub public_model: String,
+    /// The id that an error in the answer names.
+    pub request_id: String,
+}
+
+impl Piece {
+    fn of(kind: Kind) -> Self {
+        Self { kind, usage: None, tier: None, produced: Produced::default(), finished: 0, edits: vec![] }
+    }
 }
 
 impl Dialect {
@@ -91,6 +111,7 @@ impl Dialect {
     pub fn read(self, body: &[u8]) -> Result<Facts, Rejection> {
         match self {
             Self::OpenAi => openai::request::read(body),
+            Self::Anthropic => anthropic::request::read(body),
         }
     }
 
@@ -99,6 +120,7 @@ impl Dialect {
     pub fn edits(self, body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
         match self {
             Self::OpenAi => openai::request::edits(body, facts, bound, manners),
+            Self::Anthropic => anthropic::request::edits(facts, bound, manners),
         }
     }
 
@@ -107,6 +129,7 @@ impl Dialect {
     pub fn event(self, event: &Event, shape: &Shape) -> Piece {
         match self {
             Self::OpenAi => openai::answer::event(event, shape),
+            Self::Anthropic => anthropic::answer::event(event, shape),
         }
     }
 
@@ -115,7 +138,21 @@ impl Dialect {
     pub fn whole(self, body: &[u8], shape: &Shape) -> Piece {
         match self {
             Self::OpenAi => openai::answer::whole(body, shape),
+            Self::Anthropic => anthropic::answer::whole(body, shape),
         }
+    }
+
+    /// A usage report near the end of a whole answer that was too long to be read.
+    #[must_use]
+    pub fn usage_in_tail(self, tail: &[u8], shape: &Shape) -> Option<UsageReport> {
+        let at = memchr::memmem::rfind(tail, b"\"usage\"")?;
+        let member = [b"{", tail.get(at..)?].concat();
+        let value = json::find_in_prefix(&member, "usage")?;
+        let shell: &[u8] = match self {
+            Self::OpenAi => br#"{"choices":[],"usage":"#,
+            Self::Anthropic => br#"{"type":"message","content":[],"usage":"#,
+        };
+        self.whole(&[shell, member.get(value)?, b"}"].concat(), shape).usage
     }
 
     /// What an error status with its body says.
@@ -123,22 +160,34 @@ impl Dialect {
     pub fn error(self, status: u16, body: &[u8]) -> UpstreamError {
         match self {
             Self::OpenAi => openai::error::read(status, body),
+            Self::Anthropic => anthropic::error::read(status, body),
+        }
+    }
+
+    /// The field by which a caller bounds the output.
+    #[must_use]
+    pub const fn output_field(self) -> &'static str {
+        match self {
+            Self::OpenAi => "max_completion_tokens",
+            Self::Anthropic => "max_tokens",
         }
     }
 
     /// An error as the body of a response.
     #[must_use]
-    pub fn error_body(self, rejection: &Rejection) -> Bytes {
+    pub fn error_body(self, rejection: &Rejection, request_id: &str) -> Bytes {
         match self {
             Self::OpenAi => openai::error::body(rejection),
+            Self::Anthropic => anthropic::error::body(rejection, request_id),
         }
     }
 
     /// An error as the last event of a stream that has begun.
     #[must_use]
-    pub fn error_event(self, rejection: &Rejection) -> Bytes {
+    pub fn error_event(self, rejection: &Rejection, request_id: &str) -> Bytes {
         match self {
             Self::OpenAi => openai::error::event(rejection),
+            Self::Anthropic => anthropic::error::event(rejection, request_id),
         }
     }
 }

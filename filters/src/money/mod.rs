@@ -17,5 +17,5 @@ pub mod transfer;
 
 pub use amount::Amount;
 pub use cost::{CostError, cost};
-pub use price::{PriceCard, Rate};
+pub use price::{PriceCard, PriceList, Rate, Tier};
 pub use transfer::{LedgerAccount, Settlement, Transfer, TransferKind, settle};

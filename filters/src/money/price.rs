@@ -81,9 +81,86 @@ impl PriceCard {
     }
 }
 
+/// How fast a provider is asked to serve, where it sells more than one speed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// The usual one.
+    #[default]
+    Standard,
+    /// Faster and dearer.
+    Priority,
+    /// Slower and cheaper.
+    Flex,
+    /// Within a day.
+    Batch,
+}
+
+/// All prices of one model. A request keeps the list that it was admitted with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PriceList {
+    /// Tells one list from another; stored with every charge.
+    pub version: u32,
+    /// What usually counts.
+    pub standard: PriceCard,
+    /// What counts for the *whole* request once its prompt is longer than so many tokens.
+    pub long_context: Option<(u64, PriceCard)>,
+    /// What counts where another tier served.
+    pub tiers: Vec<(Tier, PriceCard)>,
+}
+
+impl PriceList {
+    /// A list of one card.
+    #[must_use]
+    pub const fn flat(card: PriceCard) -> Self {
+        Self { version: 0, standard: card, long_context: None, tiers: vec![] }
+    }
+
+    /// The card that counts for a request with so many prompt tokens, served by `tier`. A tier without
+    /// a card of its own is charged as the standard one.
+    #[must_use]
+    pub fn card(&self, prompt_tokens: u64, tier: Tier) -> &PriceCard {
+        if let Some((_, card)) = self.tiers.iter().find(|(known, _)| *known == tier) {
+            return card;
+        }
+        match &self.long_context {
+            Some((above, card)) if prompt_tokens > *above => card,
+            _ => &self.standard,
+        }
+    }
+
+    /// Every card that may count for a request of at most so many prompt tokens that asks for `tier`:
+    /// the tiers are cliffs, so a hold has to bound them all. A provider that serves a tier which was
+    /// not asked for is charged for by it; what that exceeds the hold by is an excess.
+    pub fn reachable(&self, prompt_tokens_max: u64, tier: Tier) -> impl Iterator<Item = &PriceCard> {
+        let long = self.long_context.iter().filter(move |(above, _)| prompt_tokens_max > *above);
+        let asked = self.tiers.iter().filter(move |(known, _)| *known == tier);
+        std::iter::once(&self.standard).chain(long.map(|(_, card)| card)).chain(asked.map(|(_, card)| card))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiers_and_long_prompts_have_cards_of_their_own() {
+        let card = |rate| PriceCard::flat(Rate(rate), Rate(rate));
+        let list = PriceList {
+            version: 1,
+            standard: card(10),
+            long_context: Some((200_000, card(20))),
+            tiers: vec![(Tier::Priority, card(17)), (Tier::Flex, card(5))],
+        };
+        assert_eq!(list.card(200_000, Tier::Standard), &card(10));
+        assert_eq!(list.card(200_001, Tier::Standard), &card(20), "the whole request, not the rest");
+        assert_eq!(list.card(10, Tier::Priority), &card(17));
+        assert_eq!(list.card(10, Tier::Batch), &card(10), "no card of its own");
+        let reach = |tokens, tier| list.reachable(tokens, tier).map(|c| c.input.pico()).max();
+        assert_eq!(reach(1_000, Tier::Standard), Some(10));
+        assert_eq!(reach(300_000, Tier::Standard), Some(20));
+        assert_eq!(reach(1_000, Tier::Priority), Some(17));
+        assert_eq!(reach(1_000, Tier::Flex), Some(10), "flex may be served as standard");
+    }
 
     #[test]
     fn prices_load_exactly() {

@@ -954,7 +954,7 @@ fn censored(timer: Timer, timing: Timing, limits: Limits) -> Timing {
         Timer::FirstEvent | Timer::Share if timing.event.is_none() => {
             Timing { head: Some(timing.head.unwrap_or(limits.head)), event: Some(limits.event) }
         }
-        Timer::FirstEvent | Timer::Share | Timer::Connect | Timer::Idle | Timer::StreamMax => {
+        Timer::FirstEvent | Timer::Share | Timer::Connect | Timer::Idle | Timer::StreamMax | Timer::Drain => {
             Timing::default()
         }
     }

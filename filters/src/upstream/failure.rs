@@ -18,6 +18,8 @@ pub enum Timer {
     Idle,
     /// For a whole stream.
     StreamMax,
+    /// For what still runs when the process leaves.
+    Drain,
 }
 
 impl Timer {
@@ -31,6 +33,7 @@ impl Timer {
             Self::Share => "deadline",
             Self::Idle => "idle",
             Self::StreamMax => "stream_max",
+            Self::Drain => "drain",
         }
     }
 }
@@ -102,7 +105,11 @@ impl Failure {
     #[must_use]
     pub const fn blames_endpoint(&self) -> bool {
         match self {
-            Self::CallerFault(_) | Self::Ours | Self::Credential(_) | Self::Status(403 | 429) => false,
+            Self::CallerFault(_)
+            | Self::Ours
+            | Self::Credential(_)
+            | Self::Status(403 | 429)
+            | Self::Timeout(Timer::Drain) => false,
             Self::Connect
             | Self::Timeout(_)
             | Self::Broken
@@ -122,7 +129,7 @@ impl Failure {
             Self::Connect | Self::Broken | Self::NotAnAnswer(NotAnAnswer::Empty) => true,
             Self::Timeout(timer) => match timer {
                 Timer::Connect | Timer::FirstByte | Timer::FirstEvent | Timer::Idle => true,
-                Timer::Share | Timer::StreamMax => false,
+                Timer::Share | Timer::StreamMax | Timer::Drain => false,
             },
             Self::Status(status) => !matches!(status, 403 | 429),
             Self::Credential(_)

@@ -78,6 +78,12 @@ impl Call {
         self
     }
 
+    /// Leaves a header out.
+    pub fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self
+    }
+
     /// Sends the body in chunks of odd sizes instead of announcing its length.
     pub fn chunked(mut self) -> Self {
         self.chunked = true;
@@ -112,9 +118,14 @@ impl Call {
 
 impl Caller {
     pub async fn connect(to: SocketAddr) -> Self {
-        let stream = TcpStream::connect(to).await.expect("a connection");
-        stream.set_nodelay(true).expect("no delay");
-        Self { stream, buffer: vec![], interim: 0 }
+        Self::try_connect(to).await.expect("a connection")
+    }
+
+    /// A connection, unless nobody listens.
+    pub async fn try_connect(to: SocketAddr) -> Option<Self> {
+        let stream = TcpStream::connect(to).await.ok()?;
+        stream.set_nodelay(true).ok()?;
+        Some(Self { stream, buffer: vec![], interim: 0 })
     }
 
     /// Sends a request. A gateway that answers early may stop reading: that is no fault of a test.
@@ -298,6 +309,12 @@ impl Caller {
     /// Leaves as an impatient caller does: with a reset.
     pub fn reset(self) {
         self.stream.set_zero_linger().expect("linger");
+    }
+}
+
+impl Head {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 

@@ -9,18 +9,30 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tollgate::journal::record::{Record, decode};
 use tollgate::ledger::port::{AccountRow, StatementLine};
 use tollgate::ledger::{Ledger as _, Sqlite};
 
 /// How long anything may take before a test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What callers pay, in USD per one million tokens.
+const GPT_PRICE: &str = r#"{ input: "2.5", output: "10", cache_read: "1.25" }"#;
+const CLAUDE_PRICE: &str =
+    r#"{ input: "3", output: "15", cache_read: "0.30", cache_write_5m: "3.75", cache_write_1h: "6" }"#;
+
 /// What a gateway is started with.
 pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
     extra: String,
+    key: String,
+    account: String,
+    model: String,
     balance: String,
+    dialect: &'static str,
+    mixed: bool,
+    drain_max: &'static str,
 }
 
 /// A running gateway.
@@ -33,13 +45,19 @@ pub struct Gateway {
 }
 
 impl Setup {
-    /// One model `gpt-a` over these upstreams, tried in their order.
+    /// One model, `gpt-a`, over these upstreams, tried in their order.
     pub fn new(upstreams: &[SocketAddr]) -> Self {
         Self {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             extra: String::new(),
+            key: "default_output_tokens: 1000".to_owned(),
+            account: String::new(),
+            model: String::new(),
             balance: "1.00".to_owned(),
+            dialect: "openai",
+            mixed: false,
+            drain_max: "10s",
         }
     }
 
@@ -56,6 +74,42 @@ impl Setup {
         self
     }
 
+    /// Settings of the key, as YAML flow.
+    pub fn key(mut self, yaml: &str) -> Self {
+        self.key = format!("default_output_tokens: 1000, {yaml}");
+        self
+    }
+
+    /// Settings of the account, as YAML flow.
+    pub fn account(mut self, yaml: &str) -> Self {
+        self.account = if yaml.is_empty() { String::new() } else { format!(", {yaml}") };
+        self
+    }
+
+    /// Settings of the model, as YAML flow; its price too, if it is to be another one.
+    pub fn model(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.model);
+        self
+    }
+
+    /// The dialect of every upstream. With `anthropic` the model is `claude-a`.
+    pub fn dialect(mut self, name: &'static str) -> Self {
+        self.dialect = name;
+        self
+    }
+
+    /// The last upstream speaks `openai` all the same.
+    pub fn mixed(mut self) -> Self {
+        self.mixed = true;
+        self
+    }
+
+    /// How long calls may go on after SIGTERM.
+    pub fn drain_max(mut self, time: &'static str) -> Self {
+        self.drain_max = time;
+        self
+    }
+
     /// The balance of the account, in USD.
     pub fn balance(mut self, usd: &str) -> Self {
         self.balance = usd.to_owned();
@@ -63,28 +117,42 @@ impl Setup {
     }
 
     pub fn yaml(&self, http: SocketAddr, admin: SocketAddr) -> String {
+        let dialect = self.dialect;
+        let (name, native, price) = match dialect {
+            "anthropic" => ("claude-a", "up-c", CLAUDE_PRICE),
+            _ => ("gpt-a", "up-a", GPT_PRICE),
+        };
         let mut providers = String::new();
         let mut routes = String::new();
         for (index, address) in self.upstreams.iter().enumerate() {
             let weight = 100 - index;
+            let is_last = index + 1 == self.upstreams.len();
+            let dialect = if self.mixed && is_last { "openai" } else { dialect };
             let extra = &self.provider_extra;
             providers.push_str(&format!(
-                "  u{index}: {{ dialect: openai, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
+                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
             ));
             routes.push_str(&format!(
-                "      - {{ provider: u{index}, model: up-a, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
+                "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let (extra, balance) = (&self.extra, &self.balance);
+        let Self { extra, balance, key, account, model, drain_max, .. } = self;
+        let price = format!("price: {price}");
+        let model = match model.as_str() {
+            "" => price,
+            own if own.contains("price:") => own.to_owned(),
+            more => format!("{price}\n    {more}"),
+        };
         format!(
             "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
-             drain: {{ pre: 0s, max: 10s }}\n\
+             drain: {{ pre: 10ms, max: {drain_max} }}\n\
              {extra}\
              providers:\n{providers}\
-             models:\n  gpt-a:\n    price: {{ input: \"2.5\", output: \"10\", cache_read: \"1.25\" }}\n    \
+             models:\n  {name}:\n    {model}\n    \
              limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
-             bootstrap:\n  accounts:\n    alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, default_output_tokens: 1000 }} ] }}\n    \
+             bootstrap:\n  accounts:\n    \
+             alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
              beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"
         )
     }
@@ -166,7 +234,7 @@ impl Gateway {
 
     /// The latest lines of an account's statement.
     pub fn statement(&self, name: &str) -> Vec<StatementLine> {
-        self.ledger().statement(name, 1000).expect("a statement")
+        self.ledger().statement(name, 1_000_000).expect("a statement")
     }
 
     /// What the account `alpha` has spent, in nano-dollars, once `calls` of its calls are booked.
@@ -218,30 +286,59 @@ impl Gateway {
         self.child.wait().expect("its exit")
     }
 
-    /// A second process on the same store, with ports of its own.
-    pub fn beside(first: &Self) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (http, admin) = (free_address(), free_address());
-        let yaml = std::fs::read_to_string(first.folder().join("tollgate.yaml")).expect("the config");
-        let data = first.folder().join("data");
+    /// What a second process says that wants to serve from the same store.
+    pub fn try_beside(&self) -> String {
+        let yaml = std::fs::read_to_string(self.folder().join("tollgate.yaml")).expect("the config");
         let yaml = yaml
-            .replace(&first.http.to_string(), &http.to_string())
-            .replace(&first.admin.to_string(), &admin.to_string())
-            .replace("./data", data.to_str().expect("a path"));
-        std::fs::write(folder.path().join("tollgate.yaml"), yaml).expect("the config");
-        Self::spawn(folder, http, admin)
+            .replace(&self.http.to_string(), &free_address().to_string())
+            .replace(&self.admin.to_string(), &free_address().to_string());
+        std::fs::write(self.folder().join("second.yaml"), yaml).expect("the config");
+        let serve = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["--config", "second.yaml", "serve"])
+            .current_dir(self.folder())
+            .output()
+            .expect("the second process");
+        assert!(!serve.status.success(), "two processes serve from one store");
+        String::from_utf8_lossy(&serve.stderr).into_owned()
     }
 
     /// What a verb of the command line prints.
     pub fn command(&self, args: &[&str]) -> String {
+        self.try_command(args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// What a verb of the command line prints, or what it says when it fails.
+    pub fn try_command(&self, args: &[&str]) -> Result<String, String> {
         let out = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["--config", "tollgate.yaml"])
             .args(args)
             .current_dir(self.folder())
             .output()
             .expect("the verb");
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).expect("text")
+        if out.status.success() {
+            Ok(String::from_utf8(out.stdout).expect("text"))
+        } else {
+            Err(String::from_utf8_lossy(&out.stderr).into_owned())
+        }
+    }
+
+    /// All that this boot has written, in order; segments that were booked whole are gone.
+    pub fn journal(&self) -> Vec<Record> {
+        let boots = std::fs::read_dir(self.folder().join("data/journal")).expect("journals");
+        let boot = boots.filter_map(Result::ok).map(|boot| boot.path()).max().expect("this boot");
+        let mut segments: Vec<_> =
+            std::fs::read_dir(boot).expect("segments").filter_map(|f| Some(f.ok()?.path())).collect();
+        segments.retain(|path| path.extension().is_some_and(|e| e == "log"));
+        segments.sort();
+        let bytes: Vec<u8> =
+            segments.iter().flat_map(|path| std::fs::read(path).expect("a segment")).collect();
+        let mut records = vec![];
+        let mut rest = bytes.as_slice();
+        while let Ok((record, length)) = decode(rest) {
+            records.push(record);
+            rest = &rest[length..];
+        }
+        records
     }
 
     /// Waits until the journal has grown and then stood still for two looks: progress is written.

@@ -41,3 +41,13 @@ pub fn text_of(stream: &str) -> String {
         .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
         .collect()
 }
+
+/// The texts of all deltas of a message's event stream.
+pub fn message_text_of(stream: &str) -> String {
+    stream
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .filter_map(|data| serde_json::from_str::<serde_json::Value>(data).ok())
+        .filter_map(|event| event["delta"]["text"].as_str().map(str::to_owned))
+        .collect()
+}

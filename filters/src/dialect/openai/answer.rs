@@ -5,41 +5,50 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::super::fields::size;
+use super::super::object::Object;
 use super::super::{Kind, Piece, Shape};
 use super::error;
-use crate::json::{self, Edit, Member};
+use crate::json::{self, Edit};
 use crate::meter::{Produced, UsageReport};
+use crate::money::price::Tier;
 use crate::stream::sse::Event;
-use crate::stream::usage::{Reported, Usage};
-
-/// A count above this is a fault, not a use.
-const TOKENS_MAX: u64 = 1_000_000_000_000;
+use crate::stream::usage::{Reported, Usage, tokens};
 
 /// What an event is.
 #[must_use]
 pub fn event(event: &Event, shape: &Shape) -> Piece {
-    let Some(data) = event.data.as_deref() else { return Piece::of(Kind::Opener) };
+    let Some(data) = event.data.as_deref() else { return Piece::of(Kind::Ping) };
+    if data.trim_ascii().is_empty() || event.name.as_ref() == b"ping" {
+        return Piece::of(Kind::Ping);
+    }
     if data.trim_ascii() == b"[DONE]" {
         return Piece::of(Kind::Done);
     }
     let Some(object) = Object::read(data) else { return Piece::of(Kind::Unreadable) };
-    if let Some(text) = object.error(event.name.as_ref() == b"error") {
+    if let Some(text) = error_in(&object, event.name.as_ref() == b"error") {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
-    let Some(choices) = object.choices() else { return Piece::of(Kind::Unreadable) };
+    // Some servers report usage in an object of its own, without any choices.
+    let alone = object.value("choices").is_none() && object.value("usage").is_some();
+    let found = if alone { Some(vec![]) } else { choices(&object) };
+    let Some(choices) = found else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Opener);
     for choice in &choices {
         let says_more = choice.delta.as_ref().is_some_and(|delta| delta.count(&mut piece.produced));
-        piece.finishes |= choice.finish_reason.is_some();
-        if says_more || choice.finish_reason.is_some() {
+        // Some servers send an empty reason where others send none.
+        let finishes = choice.finish_reason.as_deref().is_some_and(|reason| !reason.is_empty());
+        piece.finished += u64::from(finishes);
+        if says_more || finishes {
             piece.kind = Kind::Meaningful;
         }
     }
-    piece.usage = object.usage();
+    piece.usage = usage(&object);
+    piece.tier = tier(&object);
     if choices.is_empty() && piece.usage.is_some() && !shape.wants_usage {
         piece.kind = Kind::UsageOnly;
     }
-    piece.edits = object.edits(shape, !shape.wants_usage);
+    piece.edits = edits(&object, shape, !shape.wants_usage);
     piece
 }
 
@@ -50,78 +59,60 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
         return Piece::of(Kind::Unreadable);
     }
     let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
-    if let Some(text) = object.error(false) {
+    if let Some(text) = error_in(&object, false) {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
-    let Some(choices) = object.choices() else { return Piece::of(Kind::Unreadable) };
+    let Some(choices) = choices(&object) else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Meaningful);
     for choice in &choices {
         if let Some(message) = &choice.message {
             message.count(&mut piece.produced);
         }
     }
-    piece.finishes = true;
-    piece.usage = object.usage();
-    piece.edits = object.edits(shape, false);
+    piece.finished = shape.choices;
+    piece.usage = usage(&object);
+    piece.tier = tier(&object);
+    piece.edits = edits(&object, shape, false);
     piece
 }
 
-impl Piece {
-    fn of(kind: Kind) -> Self {
-        Self { kind, usage: None, produced: Produced::default(), finishes: false, edits: vec![] }
+/// The error in it: a member of that name, or the object itself where the event or its `type` says
+/// so (the shape of the responses API).
+fn error_in<'a>(object: &Object<'a>, named: bool) -> Option<&'a str> {
+    object.value("error").or_else(|| {
+        let says_so = named || object.value("type") == Some("\"error\"");
+        says_so.then(|| object.text())
+    })
+}
+
+fn choices<'a>(object: &Object<'a>) -> Option<Vec<Choice<'a>>> {
+    serde_json::from_str(object.value("choices")?).ok()
+}
+
+fn usage(object: &Object<'_>) -> Option<UsageReport> {
+    let value: Value = serde_json::from_str(object.value("usage")?).unwrap_or_default();
+    Some(read_usage(&value).map_or(UsageReport::Unbelievable, UsageReport::Believable))
+}
+
+/// The tier that served. `auto` only repeats what was asked for.
+fn tier(object: &Object<'_>) -> Option<Tier> {
+    match object.value("service_tier")?.trim_matches('"') {
+        "default" => Some(Tier::Standard),
+        "priority" => Some(Tier::Priority),
+        "flex" => Some(Tier::Flex),
+        "batch" => Some(Tier::Batch),
+        _ => None,
     }
 }
 
-struct Object<'a> {
-    text: &'a str,
-    members: Vec<Member<'a>>,
-}
-
-impl<'a> Object<'a> {
-    fn read(text: &'a [u8]) -> Option<Self> {
-        let text = std::str::from_utf8(text).ok()?;
-        let members = json::members(text).ok()?;
-        Some(Self { text, members })
+/// The public model name in, and usage out where nobody asked for it.
+fn edits(object: &Object<'_>, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
+    let mut edits = object.rename_model(&shape.public_model);
+    if strip_usage {
+        let usage = object.members().iter().filter(|m| m.key == "usage");
+        edits.extend(usage.map(|m| Edit { span: m.whole.clone(), with: vec![] }));
     }
-
-    fn value(&self, key: &str) -> Option<&'a str> {
-        let member = self.members.iter().find(|m| m.key == key)?;
-        self.text.get(member.value.clone()).filter(|text| *text != "null")
-    }
-
-    /// The error in it: a member of that name, or the object itself where the event or its `type`
-    /// says so (the shape of the responses API).
-    fn error(&self, named: bool) -> Option<&'a str> {
-        self.value("error").or_else(|| {
-            let says_so = named || self.value("type") == Some("\"error\"");
-            says_so.then_some(self.text)
-        })
-    }
-
-    fn choices(&self) -> Option<Vec<Choice<'a>>> {
-        serde_json::from_str(self.value("choices")?).ok()
-    }
-
-    fn usage(&self) -> Option<UsageReport> {
-        let value: Value = serde_json::from_str(self.value("usage")?).unwrap_or_default();
-        Some(read_usage(&value).map_or(UsageReport::Unbelievable, UsageReport::Believable))
-    }
-
-    /// The public model name in, and usage out where nobody asked for it.
-    fn edits(&self, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
-        let mut edits = vec![];
-        for member in &self.members {
-            let value = self.text.get(member.value.clone()).unwrap_or_default();
-            if member.key == "model" && value.trim_matches('"') != shape.public_model {
-                let name = Value::from(shape.public_model.as_str()).to_string();
-                edits.push(Edit { span: member.value.clone(), with: name.into_bytes() });
-            }
-            if member.key == "usage" && strip_usage {
-                edits.push(Edit { span: member.whole.clone(), with: vec![] });
-            }
-        }
-        edits
-    }
+    edits
 }
 
 #[derive(Deserialize)]
@@ -198,24 +189,20 @@ impl Said<'_> {
     }
 }
 
-fn size(text: &str) -> u64 {
-    u64::try_from(text.len()).unwrap_or(u64::MAX)
-}
-
 /// `prompt_tokens` contains the cached and the audio ones; `completion_tokens` contains reasoning.
 /// `None` when a count cannot be believed.
 fn read_usage(usage: &Value) -> Option<Reported> {
     let detail = |group: &str, key: &str| match usage.get(group).and_then(|g| g.get(key)) {
         None | Some(Value::Null) => Some(0),
-        Some(value) => count(value),
+        Some(value) => tokens(value),
     };
     let prompt = match usage.get("prompt_tokens") {
-        Some(value) => count(value)?,
-        None => count(usage.get("total_tokens")?)?,
+        Some(value) => tokens(value)?,
+        None => tokens(usage.get("total_tokens")?)?,
     };
     let output = match usage.get("completion_tokens") {
         None | Some(Value::Null) => 0,
-        Some(value) => count(value)?,
+        Some(value) => tokens(value)?,
     };
     let cached = detail("prompt_tokens_details", "cached_tokens")?;
     let written = detail("prompt_tokens_details", "cache_write_tokens")?;
@@ -230,26 +217,7 @@ fn read_usage(usage: &Value) -> Option<Reported> {
     let anomaly = (cache_read, cache_write_5m, audio_input) != (cached, written, audio) || reasoning > output;
     let usage =
         Usage { input, cache_read, cache_write_5m, cache_write_1h: 0, audio_input, output, reasoning };
-    Some(Reported { usage, anomaly })
-}
-
-/// A token count: whole, or written as `12.0` or `"12"` by servers that know no better.
-fn count(value: &Value) -> Option<u64> {
-    let whole = match value {
-        Value::Number(number) => match number.as_u64() {
-            Some(whole) => Some(whole),
-            None => whole_float(number.as_f64()?),
-        },
-        Value::String(text) => text.trim().parse().ok().or_else(|| whole_float(text.trim().parse().ok()?)),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
-    };
-    whole.filter(|n| *n <= TOKENS_MAX)
-}
-
-fn whole_float(number: f64) -> Option<u64> {
-    let sound = number.is_finite() && number.fract() == 0.0 && (0.0..=1e12).contains(&number);
-    // Through text, since a cast would be silent about what it loses.
-    sound.then(|| format!("{number:.0}").parse().ok())?
+    Some(Reported::whole(&usage, anomaly))
 }
 
 #[cfg(test)]
@@ -261,7 +229,7 @@ mod tests {
     use crate::stream::sse::Scanner;
 
     fn shape(wants_usage: bool) -> Shape {
-        Shape { stream: true, wants_usage, public_model: "gpt-a".into() }
+        Shape { stream: true, choices: 1, wants_usage, public_model: "gpt-a".into(), request_id: "r".into() }
     }
 
     fn piece(data: &str, wants_usage: bool) -> (Piece, String) {
@@ -306,7 +274,7 @@ mod tests {
             assert_eq!(piece(&chunk(delta, "null"), false).0.kind, Kind::Meaningful, "{delta}");
         }
         let (last, _) = piece(&chunk("{}", "\"stop\""), false);
-        assert!(last.finishes && last.kind == Kind::Meaningful);
+        assert!(last.finished == 1 && last.kind == Kind::Meaningful);
     }
 
     #[test]
@@ -340,12 +308,28 @@ mod tests {
     }
 
     #[test]
+    fn the_tier_that_served_is_read() {
+        for (field, expected) in [
+            (r#","service_tier":"default""#, Some(Tier::Standard)),
+            (r#","service_tier":"priority""#, Some(Tier::Priority)),
+            (r#","service_tier":"flex""#, Some(Tier::Flex)),
+            (r#","service_tier":"auto""#, None),
+            (r#","service_tier":null"#, None),
+            ("", None),
+        ] {
+            assert_eq!(piece(&format!(r#"{{"choices":[]{field}}}"#), false).0.tier, expected, "{field}");
+            let body = format!(r#"{{"choices":[]{field}}}"#);
+            assert_eq!(whole(body.as_bytes(), &shape(false)).tier, expected, "{field}");
+        }
+    }
+
+    #[test]
     fn cached_tokens_are_part_of_the_prompt() {
         let found = usage(
             r#"{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":60}}"#,
         );
         let found = found.unwrap();
-        assert_eq!((found.usage.input, found.usage.cache_read, found.anomaly), (40, 60, false));
+        assert_eq!((found.input, found.cache_read, found.anomaly), (Some(40), Some(60), false));
     }
 
     #[test]
@@ -354,13 +338,13 @@ mod tests {
             r#"{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":160}}"#,
         );
         let found = found.unwrap();
-        assert_eq!((found.usage.input, found.usage.cache_read, found.anomaly), (0, 100, true));
+        assert_eq!((found.input, found.cache_read, found.anomaly), (Some(0), Some(100), true));
     }
 
     #[test]
     fn odd_numbers_are_read_and_impossible_ones_are_not_believed() {
         let found = usage(r#"{"prompt_tokens":10.0,"completion_tokens":"5"}"#).unwrap();
-        assert_eq!((found.usage.input, found.usage.output), (10, 5));
+        assert_eq!((found.input, found.output), (Some(10), Some(5)));
         for text in [
             r#"{"prompt_tokens":-1,"completion_tokens":5}"#,
             r#"{"prompt_tokens":12.5,"completion_tokens":5}"#,

@@ -15,7 +15,7 @@ pub fn body(rejection: &Rejection) -> Bytes {
 /// plain cut they take for a normal end.
 #[must_use]
 pub fn event(rejection: &Rejection) -> Bytes {
-    Bytes::from(format!("data: {}\n\n", shape(rejection)))
+    Bytes::from(format!("data: {}\n\n", ours(rejection)))
 }
 
 fn shape(rejection: &Rejection) -> Value {
@@ -31,6 +31,10 @@ fn shape(rejection: &Rejection) -> Value {
             }
         });
     }
+    ours(rejection)
+}
+
+fn ours(rejection: &Rejection) -> Value {
     json!({
         "error": {
             "message": rejection.message,
@@ -50,7 +54,10 @@ const fn kind(reason: Reason) -> &'static str {
         | Reason::InvalidRequest
         | Reason::InvalidKey
         | Reason::ModelNotFound
+        | Reason::GenerationNotFound
         | Reason::UnknownPath
+        | Reason::IdempotencyConflict
+        | Reason::IdempotencyMismatch
         | Reason::MethodNotAllowed
         | Reason::BodyTimeout
         | Reason::BodyTooLarge

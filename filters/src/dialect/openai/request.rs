@@ -5,21 +5,20 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, invalid, size};
 use super::super::{Manners, OutputField};
 use crate::facts::{Facts, Input, Spans};
 use crate::hold::Bound;
-use crate::json::{self, Edit, Malformed, Member};
-use crate::verdict::{Reason, Rejection};
+use crate::json::{self, Edit};
+use crate::money::Tier;
+use crate::verdict::Rejection;
 
 /// The most choices of one call. `OpenAI` allows 128.
 const CHOICES_MAX: u64 = 128;
-/// The largest output bound that is taken seriously; far above any model's.
-const OUTPUT_TOKENS_MAX: u64 = 10_000_000;
-/// The longest name of a model, in bytes.
-const MODEL_BYTES_MAX: usize = 256;
 
 /// Fields that we act on: a second one of them could mean something else to the upstream.
-const ACTED_ON: [&str; 8] = [
+const ACTED_ON: [&str; 9] = [
+    "service_tier",
     "model",
     "stream",
     "stream_options",
@@ -36,25 +35,26 @@ const ACTED_ON: [&str; 8] = [
 /// A 400 that names the field and the way out.
 pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-    let text = json_text(body)?;
-    let members = json::members(text).map_err(malformed)?;
-    refuse_duplicates(&members)?;
-    let request = Fields { text, members };
-
+    let request = Fields::read(body, &ACTED_ON)?;
     let (model, model_span) = request.model()?;
-    let stream_options = request.stream_options()?;
+    let stream_options = stream_options(&request)?;
     let wants_usage = stream_options.as_ref().is_some_and(|(_, wants)| *wants);
-    let mut input = request.messages()?;
+    let mut input = messages(&request)?;
     input.beyond_body |= request.value("web_search_options").is_some();
     input.bytes = bytes.saturating_sub(input.bytes);
     Ok(Facts {
         model,
         stream: request.flag("stream")?,
         wants_usage,
-        output_limit: request.output_limit()?,
+        output_limit: output_limit(&request)?,
         choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
+        tier: tier(&request)?,
         input,
-        spans: Spans { model: model_span, stream_options: stream_options.map(|(span, _)| span) },
+        spans: Spans {
+            model: model_span,
+            stream_options: stream_options.map(|(span, _)| span),
+            output_limits: request.spans(&["max_tokens", "max_completion_tokens"]),
+        },
     })
 }
 
@@ -78,6 +78,11 @@ pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Ve
                 edits.push(Edit { span: span.clone(), with: with_usage(options) });
             }
         }
+    }
+    if let Some(limit) = bound.clamped {
+        let over =
+            |span: &std::ops::Range<usize>| Edit { span: span.clone(), with: limit.to_string().into_bytes() };
+        edits.extend(facts.spans.output_limits.iter().map(over));
     }
     if let Some(limit) = bound.write_output {
         let field = match manners.output_field {
@@ -111,88 +116,47 @@ fn with_usage(options: &[u8]) -> Vec<u8> {
     json::apply(options, &mut edits)
 }
 
-struct Fields<'a> {
-    text: &'a str,
-    members: Vec<Member<'a>>,
+/// Both fields given: the larger counts, since an upstream may read either.
+fn output_limit(request: &Fields<'_>) -> Result<Option<u64>, Rejection> {
+    let old = request.whole_number("max_tokens", 1, OUTPUT_TOKENS_MAX)?;
+    let new = request.whole_number("max_completion_tokens", 1, OUTPUT_TOKENS_MAX)?;
+    Ok(old.max(new))
 }
 
-impl<'a> Fields<'a> {
-    fn member(&self, key: &str) -> Option<&Member<'a>> {
-        self.members.iter().find(|m| m.key == key)
+fn stream_options(request: &Fields<'_>) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
+    let Some(span) = request.span("stream_options") else { return Ok(None) };
+    let Some(text) = request.value("stream_options") else { return Ok(Some((span, false))) };
+    let bad = |_| invalid("stream_options", "must be an object such as {\"include_usage\": true}");
+    if !text.starts_with('{') {
+        return Err(bad(()));
     }
+    // A second `include_usage` is refused by the derived reader.
+    let options: StreamOptions = serde_json::from_str(text).map_err(|_| bad(()))?;
+    Ok(Some((span, options.include_usage.unwrap_or(false))))
+}
 
-    /// The text of a value; `null` counts as absent, as the API treats it.
-    fn value(&self, key: &str) -> Option<&'a str> {
-        let text = self.text.get(self.member(key)?.value.clone())?;
-        (text != "null").then_some(text)
+/// `auto` and what nobody knows count as the standard tier: the answer says which one served.
+fn tier(request: &Fields<'_>) -> Result<Tier, Rejection> {
+    match request.value("service_tier") {
+        Some("\"priority\"") => Ok(Tier::Priority),
+        Some("\"flex\"") => Ok(Tier::Flex),
+        Some(text) if !text.starts_with('"') => Err(invalid("service_tier", "must be a string")),
+        _ => Ok(Tier::Standard),
     }
+}
 
-    fn model(&self) -> Result<(String, std::ops::Range<usize>), Rejection> {
-        let missing = || {
-            Rejection::new(Reason::MissingField, "`model` is missing: name the model to use.").param("model")
-        };
-        let text = self.value("model").ok_or_else(missing)?;
-        let span = self.member("model").map(|m| m.value.clone()).ok_or_else(missing)?;
-        let model: String = serde_json::from_str(text)
-            .map_err(|_| invalid("model", "must be a string: the name of a model"))?;
-        if model.is_empty() || model.len() > MODEL_BYTES_MAX {
-            return Err(invalid("model", "must be the name of a model, of 1 to 256 bytes"));
-        }
-        Ok((model, span))
+/// Sizes of the messages; `bytes` holds those of inline media, which are no text.
+fn messages(request: &Fields<'_>) -> Result<Input, Rejection> {
+    let mut input = Input::default();
+    let text = request.needed("messages", "")?;
+    let messages: Vec<Message<'_>> = serde_json::from_str(text)
+        .map_err(|e| invalid("messages", &format!("must be a list of messages ({e})")))?;
+    for message in &messages {
+        input.messages += 1;
+        let Some(content) = message.content else { continue };
+        count_content(content.get(), &mut input)?;
     }
-
-    fn flag(&self, key: &'static str) -> Result<bool, Rejection> {
-        match self.value(key) {
-            None | Some("false") => Ok(false),
-            Some("true") => Ok(true),
-            Some(_) => Err(invalid(key, "must be true or false")),
-        }
-    }
-
-    fn whole_number(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, Rejection> {
-        let Some(text) = self.value(key) else { return Ok(None) };
-        match text.parse::<u64>() {
-            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
-            _ => Err(invalid(key, &format!("must be a whole number from {least} to {most}"))),
-        }
-    }
-
-    /// Both fields given: the larger counts, since an upstream may read either.
-    fn output_limit(&self) -> Result<Option<u64>, Rejection> {
-        let old = self.whole_number("max_tokens", 1, OUTPUT_TOKENS_MAX)?;
-        let new = self.whole_number("max_completion_tokens", 1, OUTPUT_TOKENS_MAX)?;
-        Ok(old.max(new))
-    }
-
-    fn stream_options(&self) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
-        let Some(member) = self.member("stream_options") else { return Ok(None) };
-        let Some(text) = self.value("stream_options") else {
-            return Ok(Some((member.value.clone(), false)));
-        };
-        let bad = |_| invalid("stream_options", "must be an object such as {\"include_usage\": true}");
-        if !text.starts_with('{') {
-            return Err(bad(()));
-        }
-        // A second `include_usage` is refused by the derived reader.
-        let options: StreamOptions = serde_json::from_str(text).map_err(|_| bad(()))?;
-        Ok(Some((member.value.clone(), options.include_usage.unwrap_or(false))))
-    }
-
-    /// Sizes of the messages; `bytes` holds those of inline media, which are no text.
-    fn messages(&self) -> Result<Input, Rejection> {
-        let mut input = Input::default();
-        let Some(text) = self.value("messages") else {
-            return Err(Rejection::new(Reason::MissingField, "`messages` is missing.").param("messages"));
-        };
-        let messages: Vec<Message<'_>> = serde_json::from_str(text)
-            .map_err(|e| invalid("messages", &format!("must be a list of messages ({e})")))?;
-        for message in &messages {
-            input.messages += 1;
-            let Some(content) = message.content else { continue };
-            count_content(content.get(), &mut input)?;
-        }
-        Ok(input)
-    }
+    Ok(input)
 }
 
 fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
@@ -225,10 +189,6 @@ fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn size(text: &str) -> u64 {
-    u64::try_from(text.len()).unwrap_or(u64::MAX)
-}
-
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
@@ -250,39 +210,12 @@ struct Part<'a> {
     image_url: Option<&'a RawValue>,
 }
 
-fn json_text(body: &[u8]) -> Result<&str, Rejection> {
-    // Nesting is looked at first: whoever parses next may recurse.
-    if let Ok(text) = std::str::from_utf8(body)
-        && matches!(json::members(text), Err(Malformed::TooDeep))
-    {
-        return Err(malformed(Malformed::TooDeep));
-    }
-    json::check(body).map_err(malformed)
-}
-
-fn refuse_duplicates(members: &[Member<'_>]) -> Result<(), Rejection> {
-    for field in ACTED_ON {
-        if members.iter().filter(|m| m.key == field).count() > 1 {
-            let message = format!("`{field}` comes twice: send it once.");
-            return Err(Rejection::new(Reason::DuplicateField, message).param(field));
-        }
-    }
-    Ok(())
-}
-
-fn malformed(why: Malformed) -> Rejection {
-    Rejection::new(Reason::InvalidJson, format!("The body cannot be read: {why}."))
-}
-
-fn invalid(param: &'static str, what: &str) -> Rejection {
-    Rejection::new(Reason::InvalidValue, format!("`{param}` {what}.")).param(param)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::verdict::Reason;
 
     fn read_text(text: &str) -> Result<Facts, Rejection> {
         read(text.as_bytes())
@@ -307,7 +240,7 @@ mod tests {
     fn sent(text: &str, manners: &Manners) -> String {
         let facts = read_text(text).unwrap();
         let write_output = facts.output_limit.is_none().then_some(100);
-        let bound = Bound { input: 0, output: 0, write_output };
+        let bound = Bound { input: 0, output: 0, write_output, clamped: None, lowered: None };
         let mut edits = edits(text.as_bytes(), &facts, &bound, manners);
         let out = json::apply(text.as_bytes(), &mut edits);
         json::check(&out).unwrap();

@@ -1,0 +1,108 @@
+//! The fields of a request's body that are read alike in every dialect.
+//!
+//! A field that we act on and that comes twice is refused: the upstream might read the other one.
+//! Deliberately absent: what a field means, which is each dialect's own.
+
+use std::ops::Range;
+
+use super::object::Object;
+use crate::json::{self, Malformed};
+use crate::verdict::{Reason, Rejection};
+
+/// The largest output bound that is taken seriously; far above any model's.
+pub(super) const OUTPUT_TOKENS_MAX: u64 = 10_000_000;
+/// The longest name of a model, in bytes.
+const MODEL_BYTES_MAX: usize = 256;
+
+pub(super) struct Fields<'a> {
+    object: Object<'a>,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads the body; `acted_on` may come once each.
+    pub(super) fn read(body: &'a [u8], acted_on: &[&'static str]) -> Result<Self, Rejection> {
+        let object = Object::of(json_text(body)?).map_err(malformed)?;
+        for field in acted_on {
+            if object.members().iter().filter(|m| m.key == *field).count() > 1 {
+                let message = format!("`{field}` comes twice: send it once.");
+                return Err(Rejection::new(Reason::DuplicateField, message).param(field));
+            }
+        }
+        Ok(Self { object })
+    }
+
+    pub(super) fn span(&self, key: &str) -> Option<Range<usize>> {
+        self.object.span(key)
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<&'a str> {
+        self.object.value(key)
+    }
+
+    /// Where the values of these fields lie, of those that are there.
+    pub(super) fn spans(&self, keys: &[&str]) -> Vec<Range<usize>> {
+        keys.iter().filter(|key| self.value(key).is_some()).filter_map(|key| self.span(key)).collect()
+    }
+
+    /// The text of a field that must be there; `help` says what it is.
+    pub(super) fn needed(&self, key: &'static str, help: &str) -> Result<&'a str, Rejection> {
+        let missing =
+            || Rejection::new(Reason::MissingField, format!("`{key}` is missing{help}.")).param(key);
+        self.value(key).ok_or_else(missing)
+    }
+
+    /// The model's name and where it stands.
+    pub(super) fn model(&self) -> Result<(String, Range<usize>), Rejection> {
+        let text = self.needed("model", ": name the model to use")?;
+        let model: String = serde_json::from_str(text)
+            .map_err(|_| invalid("model", "must be a string: the name of a model"))?;
+        if model.is_empty() || model.len() > MODEL_BYTES_MAX {
+            return Err(invalid("model", "must be the name of a model, of 1 to 256 bytes"));
+        }
+        Ok((model, self.span("model").unwrap_or_default()))
+    }
+
+    pub(super) fn flag(&self, key: &'static str) -> Result<bool, Rejection> {
+        match self.value(key) {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => Err(invalid(key, "must be true or false")),
+        }
+    }
+
+    pub(super) fn whole_number(
+        &self,
+        key: &'static str,
+        least: u64,
+        most: u64,
+    ) -> Result<Option<u64>, Rejection> {
+        let Some(text) = self.value(key) else { return Ok(None) };
+        match text.parse::<u64>() {
+            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(invalid(key, &format!("must be a whole number from {least} to {most}"))),
+        }
+    }
+}
+
+pub(super) fn invalid(param: &'static str, what: &str) -> Rejection {
+    Rejection::new(Reason::InvalidValue, format!("`{param}` {what}.")).param(param)
+}
+
+/// The length of a text in bytes.
+pub(super) fn size(text: &str) -> u64 {
+    u64::try_from(text.len()).unwrap_or(u64::MAX)
+}
+
+fn json_text(body: &[u8]) -> Result<&str, Rejection> {
+    // Nesting is looked at first: whoever parses next may recurse.
+    if let Ok(text) = std::str::from_utf8(body)
+        && matches!(json::members(text), Err(Malformed::TooDeep))
+    {
+        return Err(malformed(Malformed::TooDeep));
+    }
+    json::check(body).map_err(malformed)
+}
+
+fn malformed(why: Malformed) -> Rejection {
+    Rejection::new(Reason::InvalidJson, format!("The body cannot be read: {why}."))
+}

@@ -1,0 +1,65 @@
+//! A JSON object by its text: its members, and where they lie.
+//!
+//! Requests and answers of every dialect are read through it, since both are changed in place and
+//! neither may be written anew. Deliberately absent: validation (`json::check`), and any meaning.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use crate::json::{self, Edit, Malformed, Member};
+
+pub(super) struct Object<'a> {
+    text: &'a str,
+    members: Vec<Member<'a>>,
+}
+
+impl<'a> Object<'a> {
+    /// `None` for what is no object.
+    pub(super) fn read(text: &'a [u8]) -> Option<Self> {
+        Self::of(std::str::from_utf8(text).ok()?).ok()
+    }
+
+    /// The object that is all of `text`.
+    pub(super) fn of(text: &'a str) -> Result<Self, Malformed> {
+        Ok(Self { text, members: json::members(text)? })
+    }
+
+    pub(super) fn text(&self) -> &'a str {
+        self.text
+    }
+
+    pub(super) fn members(&self) -> &[Member<'a>] {
+        &self.members
+    }
+
+    /// Where the value of `key` lies, also when it is `null`.
+    pub(super) fn span(&self, key: &str) -> Option<Range<usize>> {
+        self.members.iter().find(|m| m.key == key).map(|m| m.value.clone())
+    }
+
+    /// The text of a value; `null` counts as absent, as the APIs treat it.
+    pub(super) fn value(&self, key: &str) -> Option<&'a str> {
+        self.text.get(self.span(key)?).filter(|text| *text != "null")
+    }
+
+    /// What puts the public name of the model in for the upstream's own.
+    pub(super) fn rename_model(&self, public: &str) -> Vec<Edit> {
+        renamed(self.text, &self.members, public)
+    }
+
+    /// The same for the `model` of the object that is the value of `key`.
+    pub(super) fn rename_model_inside(&self, key: &str, public: &str) -> Vec<Edit> {
+        let inside = self.span(key).and_then(|span| json::members_at(self.text, &span).ok());
+        inside.map_or_else(Vec::new, |members| renamed(self.text, &members, public))
+    }
+}
+
+fn renamed(text: &str, members: &[Member<'_>], public: &str) -> Vec<Edit> {
+    let foreign = |m: &&Member<'_>| {
+        m.key == "model" && text.get(m.value.clone()).unwrap_or_default().trim_matches('"') != public
+    };
+    let name =
+        |m: &Member<'_>| Edit { span: m.value.clone(), with: Value::from(public).to_string().into_bytes() };
+    members.iter().filter(foreign).map(name).collect()
+}

@@ -1,0 +1,384 @@
+//! How much may a key, an account, or an account with one model ask for?
+//!
+//! Four kinds of limit, each a counter of its own: requests and tokens per minute, calls at once, and
+//! money per day or month. All scopes are looked at first and taken afterwards, so that a refused call
+//! has taken nothing; whoever calls holds one lock around both.
+//!
+//! Tokens and money are reserved at their bound and corrected when the call ends. A minute is any sixty
+//! seconds: see [`window`]. A budget's window is the one in which the call was admitted, whenever it
+//! ends.
+//!
+//! Deliberately absent: bursts above the limit. What is written in the config is what can happen.
+
+pub mod abandoned;
+pub mod budget;
+pub mod window;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::money::Amount;
+use budget::Budget;
+use window::Window;
+
+/// What one scope may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests in any sixty seconds.
+    pub requests_per_minute: Option<u64>,
+    /// Tokens in any sixty seconds, input and output together.
+    pub tokens_per_minute: Option<u64>,
+    /// Calls at the same time.
+    pub concurrency: Option<u64>,
+    /// Money per calendar window.
+    pub budgets: Vec<Budget>,
+}
+
+/// The limits that a call has to fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scopes {
+    /// Of its key.
+    pub key: Limits,
+    /// Of all keys of its account.
+    pub account: Limits,
+    /// Of all keys of its account, by model.
+    pub models: HashMap<String, Limits>,
+}
+
+/// What one scope has done.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    requests: Window,
+    tokens: Window,
+    running: u64,
+    spent: Vec<Spent>,
+}
+
+/// Money spent or reserved in one window of one budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spent {
+    begins_ms: i64,
+    amount: Amount,
+}
+
+/// What a call would take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Tokens, at their bound.
+    pub tokens: u64,
+    /// Money, at its bound.
+    pub amount: Amount,
+}
+
+/// Now, as counters see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Whole seconds of a clock that never steps back.
+    pub second: u64,
+    /// Milliseconds since 1970, for calendar windows.
+    pub unix_ms: i64,
+}
+
+/// What a call took; needed to correct it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permit {
+    second: u64,
+    tokens: u64,
+    amount: Amount,
+    windows: Vec<i64>,
+}
+
+/// Which limit refused a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Requests per minute.
+    Requests,
+    /// Tokens per minute.
+    Tokens,
+    /// Calls at the same time.
+    Concurrency,
+    /// Money in a window.
+    Budget,
+}
+
+/// A call that is over a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    /// Which one.
+    pub kind: Kind,
+    /// When the same call would fit, nothing else happening.
+    pub retry_after: Duration,
+}
+
+/// How a per-minute limit stands; for response headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The limit.
+    pub limit: u64,
+    /// What is left of it.
+    pub remaining: u64,
+    /// Seconds until all of it is there again.
+    pub reset_seconds: u64,
+}
+
+impl Kind {
+    /// Its word in messages and metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Requests => "requests_per_minute",
+            Self::Tokens => "tokens_per_minute",
+            Self::Concurrency => "concurrency",
+            Self::Budget => "budget",
+        }
+    }
+}
+
+impl Limits {
+    /// Nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// A call that wants more tokens than a minute has is let in alone, with the whole minute.
+    fn tokens_of(&self, want: &Want) -> u64 {
+        self.tokens_per_minute.map_or(want.tokens, |limit| want.tokens.min(limit))
+    }
+}
+
+impl Counters {
+    /// Whether a call fits. Takes nothing.
+    ///
+    /// # Errors
+    /// [`Over`], for the first limit that it is over.
+    pub fn check(&mut self, now: Now, limits: &Limits, want: &Want) -> Result<(), Over> {
+        let over = |kind, seconds| Err(Over { kind, retry_after: Duration::from_secs(seconds) });
+        if let Some(limit) = limits.requests_per_minute
+            && let Some(wait) = self.requests.wait(now.second, limit, 1)
+        {
+            return over(Kind::Requests, wait);
+        }
+        if let Some(limit) = limits.tokens_per_minute
+            && let Some(wait) = self.tokens.wait(now.second, limit, limits.tokens_of(want))
+        {
+            return over(Kind::Tokens, wait);
+        }
+        if limits.concurrency.is_some_and(|limit| self.running >= limit) {
+            return over(Kind::Concurrency, 1);
+        }
+        self.roll_budgets(now, limits);
+        for (budget, spent) in limits.budgets.iter().zip(&self.spent) {
+            let fits = spent.amount.checked_add(want.amount).is_some_and(|sum| sum <= budget.amount);
+            if !fits {
+                let ends_ms = budget.window(now.unix_ms).1;
+                let wait = u64::try_from(ends_ms.saturating_sub(now.unix_ms)).unwrap_or_default();
+                return over(Kind::Budget, wait.div_ceil(1000));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what a checked call wants.
+    pub fn take(&mut self, now: Now, limits: &Limits, want: &Want) -> Permit {
+        let tokens = limits.tokens_of(want);
+        self.requests.add(now.second, 1);
+        self.tokens.add(now.second, tokens);
+        self.running = self.running.saturating_add(1);
+        self.roll_budgets(now, limits);
+        for spent in &mut self.spent {
+            spent.amount = spent.amount.checked_add(want.amount).unwrap_or(Amount::MAX);
+        }
+        let windows = self.spent.iter().map(|s| s.begins_ms).collect();
+        Permit { second: now.second, tokens, amount: want.amount, windows }
+    }
+
+    /// Ends a call: what it took at its bound becomes what it used.
+    pub fn end(&mut self, permit: &Permit, used_tokens: u64, charged: Amount) {
+        self.running = self.running.saturating_sub(1);
+        self.tokens.correct(permit.second, permit.tokens, used_tokens);
+        for (begins_ms, spent) in permit.windows.iter().zip(&mut self.spent) {
+            // A window that is over already has no use for the correction.
+            if spent.begins_ms == *begins_ms {
+                let rest = spent.amount.less(permit.amount);
+                spent.amount = rest.checked_add(charged).unwrap_or(Amount::MAX);
+            }
+        }
+    }
+
+    /// What was spent in the current windows before this process began.
+    pub fn restore(&mut self, now: Now, limits: &Limits, spent: impl Fn(i64) -> Amount) {
+        self.roll_budgets(now, limits);
+        for window in &mut self.spent {
+            window.amount = spent(window.begins_ms);
+        }
+    }
+
+    /// How requests and tokens per minute stand.
+    #[must_use]
+    pub fn standing(&mut self, now: Now, limits: &Limits) -> (Option<Standing>, Option<Standing>) {
+        let requests = limits.requests_per_minute.map(|limit| self.requests.standing(now.second, limit));
+        let tokens = limits.tokens_per_minute.map(|limit| self.tokens.standing(now.second, limit));
+        (requests, tokens)
+    }
+
+    fn roll_budgets(&mut self, now: Now, limits: &Limits) {
+        self.spent.truncate(limits.budgets.len());
+        for (index, budget) in limits.budgets.iter().enumerate() {
+            let begins_ms = budget.window(now.unix_ms).0;
+            let fresh = Spent { begins_ms, amount: Amount::ZERO };
+            match self.spent.get_mut(index) {
+                Some(spent) if spent.begins_ms == begins_ms => {}
+                Some(spent) => *spent = fresh,
+                None => self.spent.push(fresh),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::budget::{Period, Zone};
+    use super::*;
+
+    fn at(second: u64) -> Now {
+        Now { second, unix_ms: i64::try_from(second).unwrap() * 1000 }
+    }
+
+    fn want(tokens: u64, nano: i64) -> Want {
+        Want { tokens, amount: Amount::from_nano(nano) }
+    }
+
+    /// Checks and takes.
+    fn admit(counters: &mut Counters, now: Now, limits: &Limits, want: &Want) -> Result<Permit, Over> {
+        counters.check(now, limits, want)?;
+        Ok(counters.take(now, limits, want))
+    }
+
+    #[test]
+    fn requests_are_counted_in_any_sixty_seconds() {
+        let limits = Limits { requests_per_minute: Some(4), ..Limits::default() };
+        let mut counters = Counters::default();
+        for second in [58, 58, 59, 59] {
+            admit(&mut counters, at(second), &limits, &want(0, 0)).unwrap();
+        }
+        let over = admit(&mut counters, at(60), &limits, &want(0, 0)).unwrap_err();
+        assert_eq!((over.kind, over.retry_after), (Kind::Requests, Duration::from_secs(59)));
+        assert!(admit(&mut counters, at(119), &limits, &want(0, 0)).is_ok());
+    }
+
+    #[test]
+    fn tokens_are_reserved_and_corrected() {
+        let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
+        let mut counters = Counters::default();
+        for round in 0..5 {
+            let permit = admit(&mut counters, at(round), &limits, &want(905, 0)).unwrap();
+            let parallel = admit(&mut counters, at(round), &limits, &want(905, 0)).unwrap_err();
+            assert_eq!(parallel.kind, Kind::Tokens);
+            counters.end(&permit, 15, Amount::ZERO);
+        }
+        assert_eq!(counters.standing(at(5), &limits).1.unwrap().remaining, 1000 - 75);
+    }
+
+    #[test]
+    fn a_call_larger_than_a_minute_is_let_in_alone() {
+        let limits = Limits { tokens_per_minute: Some(100), ..Limits::default() };
+        let mut counters = Counters::default();
+        assert!(admit(&mut counters, at(0), &limits, &want(5000, 0)).is_ok());
+        assert!(admit(&mut counters, at(1), &limits, &want(1, 0)).is_err());
+    }
+
+    #[test]
+    fn slots_come_back_when_calls_end() {
+        let limits = Limits { concurrency: Some(2), ..Limits::default() };
+        let mut counters = Counters::default();
+        let first = admit(&mut counters, at(0), &limits, &want(0, 0)).unwrap();
+        let _second = admit(&mut counters, at(0), &limits, &want(0, 0)).unwrap();
+        assert_eq!(admit(&mut counters, at(0), &limits, &want(0, 0)).unwrap_err().kind, Kind::Concurrency);
+        counters.end(&first, 0, Amount::ZERO);
+        assert!(admit(&mut counters, at(0), &limits, &want(0, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_budget_is_charged_in_the_window_of_the_admission() {
+        let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let limits = Limits { budgets: vec![day], ..Limits::default() };
+        let mut counters = Counters::default();
+        let before_midnight = at(86_399);
+        let permit = admit(&mut counters, before_midnight, &limits, &want(0, 80)).unwrap();
+        assert_eq!(
+            admit(&mut counters, before_midnight, &limits, &want(0, 30)).unwrap_err().kind,
+            Kind::Budget
+        );
+        let after = at(86_401);
+        assert!(counters.check(after, &limits, &want(0, 100)).is_ok(), "a new day");
+        counters.end(&permit, 0, Amount::from_nano(80));
+        assert!(counters.check(after, &limits, &want(0, 100)).is_ok(), "yesterday's call is yesterday's");
+    }
+
+    #[test]
+    fn a_restart_knows_what_was_spent() {
+        let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let limits = Limits { budgets: vec![day], ..Limits::default() };
+        let mut counters = Counters::default();
+        counters.restore(at(90_000), &limits, |begins_ms| {
+            assert_eq!(begins_ms, 86_400_000);
+            Amount::from_nano(95)
+        });
+        assert!(counters.check(at(90_000), &limits, &want(0, 5)).is_ok());
+        assert!(counters.check(at(90_000), &limits, &want(0, 6)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_the_limit_in_any_sixty_seconds(
+            limit in 1_u64..20, waits in prop::collection::vec(0_u64..30, 1..200),
+        ) {
+            let limits = Limits { requests_per_minute: Some(limit), ..Limits::default() };
+            let mut counters = Counters::default();
+            let (mut second, mut admitted) = (0, vec![]);
+            for wait in waits {
+                second += wait;
+                match admit(&mut counters, at(second), &limits, &want(0, 0)) {
+                    Ok(_) => admitted.push(second),
+                    Err(over) => {
+                        // After the wait that it names, it fits.
+                        let later = at(second + over.retry_after.as_secs());
+                        prop_assert!(counters.clone().check(later, &limits, &want(0, 0)).is_ok());
+                    }
+                }
+            }
+            for begin in &admitted {
+                let inside = admitted.iter().filter(|s| (*begin..begin + 60).contains(*s)).count();
+                prop_assert!(inside as u64 <= limit);
+            }
+        }
+
+        #[test]
+        fn every_slot_and_reservation_comes_back(
+            calls in prop::collection::vec((0_u64..3, 0_u64..500, 0_u64..600, 0_i64..50), 1..60),
+        ) {
+            let limits = Limits { concurrency: Some(5), tokens_per_minute: Some(2_000), ..Limits::default() };
+            let mut counters = Counters::default();
+            let (mut open, mut second, mut used) = (vec![], 0, 0);
+            for (wait, tokens, real, _) in calls {
+                second += wait;
+                match admit(&mut counters, at(second), &limits, &want(tokens, 0)) {
+                    Ok(permit) => open.push((permit, real)),
+                    Err(_) => if let Some((permit, real)) = open.pop() {
+                        counters.end(&permit, real, Amount::ZERO);
+                    },
+                }
+            }
+            for (permit, real) in open.drain(..) {
+                counters.end(&permit, real, Amount::ZERO);
+                used += real;
+            }
+            prop_assert_eq!(counters.running, 0);
+            let left = counters.standing(at(second + 61), &limits).1.unwrap();
+            prop_assert_eq!(left.remaining, 2_000, "a minute later all is there, whatever {} were used", used);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! One account's money and limits, where they can be spent.
+//!
+//! `available + held` is what the ledger has leased. A hold is placed by [`Purse::reserve`], which looks
+//! at every limit and at the money first and takes all of it or nothing, and ended by [`Purse::end`],
+//! once: the permit that it left is taken away by it. Whoever owns a purse holds one lock around each
+//! verb.
+//!
+//! Deliberately absent: the journal and the ledger. A purse forgets everything when its process ends.
+
+use std::collections::HashMap;
+
+use crate::ids::{HoldId, KeyDigest};
+use crate::limit::abandoned::Hour;
+use crate::limit::{Counters, Now, Over, Permit, Scopes, Standing, Want};
+use crate::money::{Amount, Settlement, settle};
+
+/// An account's purse.
+#[derive(Debug, Default)]
+pub struct Purse {
+    available: Amount,
+    held: Amount,
+    account: Counters,
+    keys: HashMap<KeyDigest, KeyState>,
+    models: HashMap<String, Counters>,
+    /// What open holds took of the limits.
+    open: HashMap<HoldId, Taken>,
+}
+
+#[derive(Debug, Default)]
+struct KeyState {
+    counters: Counters,
+    hour: Hour,
+}
+
+/// What one hold took of the limits of its scopes.
+#[derive(Debug)]
+struct Taken {
+    key: Permit,
+    account: Permit,
+    model: Option<Permit>,
+}
+
+/// A hold to place.
+#[derive(Clone, Copy, Debug)]
+pub struct Reserve<'a> {
+    /// Its id; never used before.
+    pub hold: HoldId,
+    /// With which key.
+    pub key: KeyDigest,
+    /// For which model.
+    pub model: &'a str,
+    /// The limits that it has to fit.
+    pub scopes: &'a Scopes,
+    /// What it takes.
+    pub want: Want,
+}
+
+/// A hold to end.
+#[derive(Clone, Copy, Debug)]
+pub struct EndHold<'a> {
+    /// Its id.
+    pub hold: HoldId,
+    /// What was set aside.
+    pub held: Amount,
+    /// With which key.
+    pub key: KeyDigest,
+    /// For which model.
+    pub model: &'a str,
+    /// What the call cost.
+    pub cost: Amount,
+    /// Tokens that it used.
+    pub tokens: u64,
+    /// The caller left before the answer.
+    pub left: Option<LeftEarly>,
+}
+
+/// A call that was left before its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftEarly {
+    /// What the provider will want for it.
+    pub provider_cost: Amount,
+    /// What the caller pays once the allowance is used up.
+    pub cost: Amount,
+    /// The key's allowance in an hour; `None`: the default rule.
+    pub allowance: Option<Amount>,
+}
+
+/// Why no hold was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The balance cannot carry it.
+    Funds {
+        /// What is there.
+        available: Amount,
+    },
+    /// A limit.
+    Limited {
+        /// Whose.
+        scope: &'static str,
+        /// Which, and until when.
+        over: Over,
+    },
+}
+
+/// How requests and tokens per minute stand, where they are limited.
+pub type Standings = (Option<Standing>, Option<Standing>);
+
+/// What a key's or a model's calls, or all of an account, have cost since a time in Unix milliseconds.
+pub type SpentSince<'a> = dyn Fn(Option<KeyDigest>, Option<&str>, i64) -> Amount + 'a;
+
+impl Purse {
+    /// What may still be held.
+    #[must_use]
+    pub fn available(&self) -> Amount {
+        self.available
+    }
+
+    /// What is set aside.
+    #[must_use]
+    pub fn held(&self) -> Amount {
+        self.held
+    }
+
+    /// More money has been leased.
+    pub fn grant(&mut self, amount: Amount) {
+        self.available = self.available.checked_add(amount.max(Amount::ZERO)).unwrap_or(Amount::MAX);
+    }
+
+    /// Takes free money out, for money that leaves the account.
+    ///
+    /// # Errors
+    /// What is free, when that is less.
+    pub fn withdraw(&mut self, amount: Amount) -> Result<(), Amount> {
+        let rest = self.available.checked_sub(amount).filter(|rest| *rest >= Amount::ZERO);
+        self.available = rest.ok_or(self.available)?;
+        Ok(())
+    }
+
+    /// Limits and money in one step: all of it, or nothing.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing is taken then.
+    pub fn reserve(&mut self, now: Now, reserve: &Reserve<'_>) -> Result<Standings, Refused> {
+        let Reserve { hold, key, model, scopes, want } = *reserve;
+        let limited = |scope| move |over| Refused::Limited { scope, over };
+        let state = self.keys.entry(key).or_default();
+        state.counters.check(now, &scopes.key, &want).map_err(limited("key"))?;
+        self.account.check(now, &scopes.account, &want).map_err(limited("account"))?;
+        let of_model = scopes.models.get(model);
+        if let Some(limits) = of_model {
+            let counters = self.models.entry(model.to_owned()).or_default();
+            counters.check(now, limits, &want).map_err(limited("account and model"))?;
+        }
+        let amount = want.amount.max(Amount::ZERO);
+        let (rest, held) = self
+            .available
+            .checked_sub(amount)
+            .filter(|rest| *rest >= Amount::ZERO)
+            .zip(self.held.checked_add(amount))
+            .ok_or(Refused::Funds { available: self.available })?;
+        (self.available, self.held) = (rest, held);
+
+        // Everything fits: take it.
+        let taken = Taken {
+            key: state.counters.take(now, &scopes.key, &want),
+            account: self.account.take(now, &scopes.account, &want),
+            model: of_model
+                .map(|limits| self.models.entry(model.to_owned()).or_default().take(now, limits, &want)),
+        };
+        self.open.insert(hold, taken);
+        let of_key = state.counters.standing(now, &scopes.key);
+        Ok(tighter(of_key, self.account.standing(now, &scopes.account)))
+    }
+
+    /// Ends a hold: moves its money and says what was charged, and what is our own cost of a call that
+    /// was left early.
+    pub fn end(&mut self, now: Now, end: &EndHold<'_>) -> (Settlement, Amount) {
+        let state = self.keys.entry(end.key).or_default();
+        let mut cost = end.cost;
+        let mut abandoned = Amount::ZERO;
+        if let Some(left) = end.left {
+            if state.hour.forgive(now.second, left.provider_cost, left.allowance) {
+                abandoned = left.provider_cost;
+            } else {
+                cost = left.cost;
+            }
+        }
+        let settlement = settle(end.held, cost, self.available);
+        self.held = self.held.less(end.held);
+        let back = self.available.less(settlement.excess).checked_add(settlement.released);
+        self.available = back.unwrap_or(Amount::MAX);
+        let charged = settlement.charged();
+        state.hour.spend(now.second, charged);
+        if let Some(taken) = self.open.remove(&end.hold) {
+            state.counters.end(&taken.key, end.tokens, charged);
+            self.account.end(&taken.account, end.tokens, charged);
+            if let (Some(permit), Some(counters)) = (taken.model, self.models.get_mut(end.model)) {
+                counters.end(&permit, end.tokens, charged);
+            }
+        }
+        (settlement, abandoned)
+    }
+
+    /// What was spent in the windows of budgets before this process began, as `spent` knows it by key,
+    /// model and the window's begin.
+    pub fn restore(&mut self, now: Now, key: KeyDigest, scopes: &Scopes, spent: &SpentSince<'_>) {
+        self.account.restore(now, &scopes.account, |since| spent(None, None, since));
+        let state = self.keys.entry(key).or_default();
+        state.counters.restore(now, &scopes.key, |since| spent(Some(key), None, since));
+        for (model, limits) in &scopes.models {
+            let counters = self.models.entry(model.clone()).or_default();
+            counters.restore(now, limits, |since| spent(None, Some(model), since));
+        }
+    }
+}
+
+/// Of two standings the one with less left.
+fn tighter(a: Standings, b: Standings) -> Standings {
+    let pick = |a: Option<Standing>, b: Option<Standing>| a.into_iter().chain(b).min_by_key(|s| s.remaining);
+    (pick(a.0, b.0), pick(a.1, b.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KEY: KeyDigest = KeyDigest([1; 32]);
+
+    fn at(second: u64) -> Now {
+        Now { second, unix_ms: i64::try_from(second).unwrap() * 1000 }
+    }
+
+    fn nano(n: i64) -> Amount {
+        Amount::from_nano(n)
+    }
+
+    fn reserve(purse: &mut Purse, id: u128, amount: i64) -> Result<Standings, Refused> {
+        let scopes = Scopes::default();
+        let want = Want { tokens: 0, amount: nano(amount) };
+        purse.reserve(at(0), &Reserve { hold: HoldId(id), key: KEY, model: "m", scopes: &scopes, want })
+    }
+
+    fn end(
+        purse: &mut Purse,
+        id: u128,
+        held: i64,
+        cost: i64,
+        left: Option<LeftEarly>,
+    ) -> (Settlement, Amount) {
+        let end = EndHold {
+            hold: HoldId(id),
+            held: nano(held),
+            key: KEY,
+            model: "m",
+            cost: nano(cost),
+            tokens: 0,
+            left,
+        };
+        purse.end(at(0), &end)
+    }
+
+    #[test]
+    fn a_balance_for_three_holds_admits_three() {
+        let mut purse = Purse::default();
+        purse.grant(nano(350));
+        let admitted = (0..20).filter(|id| reserve(&mut purse, *id, 100).is_ok()).count();
+        assert_eq!((admitted, purse.available(), purse.held()), (3, nano(50), nano(300)));
+        assert_eq!(reserve(&mut purse, 99, 100), Err(Refused::Funds { available: nano(50) }));
+        assert_eq!(purse.withdraw(nano(51)), Err(nano(50)));
+    }
+
+    #[test]
+    fn a_refused_call_has_taken_nothing() {
+        let mut purse = Purse::default();
+        let mut scopes = Scopes::default();
+        scopes.key.requests_per_minute = Some(1);
+        let want = Want { tokens: 0, amount: nano(10) };
+        let hold = |id| Reserve { hold: HoldId(id), key: KEY, model: "m", scopes: &scopes, want };
+        assert!(matches!(purse.reserve(at(0), &hold(1)), Err(Refused::Funds { .. })), "no money yet");
+        purse.grant(nano(100));
+        assert!(purse.reserve(at(0), &hold(2)).is_ok(), "the refused one did not count");
+        assert!(matches!(purse.reserve(at(0), &hold(3)), Err(Refused::Limited { scope: "key", .. })));
+        assert_eq!(purse.available(), nano(90));
+    }
+
+    #[test]
+    fn leaving_early_is_charged_beyond_the_allowance() {
+        let mut purse = Purse::default();
+        purse.grant(nano(1_000));
+        let left = LeftEarly { provider_cost: nano(6), cost: nano(9), allowance: Some(nano(10)) };
+        reserve(&mut purse, 1, 100).unwrap();
+        assert_eq!(end(&mut purse, 1, 100, 0, Some(left)).1, nano(6));
+        reserve(&mut purse, 2, 100).unwrap();
+        let (settlement, abandoned) = end(&mut purse, 2, 100, 0, Some(left));
+        assert_eq!((settlement.charged(), abandoned), (nano(9), Amount::ZERO));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_made_and_nothing_lost(
+            steps in prop::collection::vec((0_u8..4, 0_i64..2_000, 0_i64..3_000), 1..200),
+        ) {
+            let mut purse = Purse::default();
+            let (mut granted, mut gone, mut open, mut id) = (0_i64, 0_i64, vec![], 0_u128);
+            for (what, amount, cost) in steps {
+                match what {
+                    0 => { purse.grant(nano(amount)); granted += amount; }
+                    1 => if purse.withdraw(nano(amount)).is_ok() { gone += amount; },
+                    2 => {
+                        id += 1;
+                        if reserve(&mut purse, id, amount).is_ok() { open.push((id, amount)); }
+                    }
+                    _ => if let Some((id, held)) = open.pop() {
+                        gone += end(&mut purse, id, held, cost, None).0.charged().nano();
+                    }
+                }
+                prop_assert!(purse.available() >= Amount::ZERO && purse.held() >= Amount::ZERO);
+                prop_assert_eq!(purse.held().nano(), open.iter().map(|(_, held)| held).sum::<i64>());
+                prop_assert_eq!(purse.available().nano() + purse.held().nano() + gone, granted);
+            }
+        }
+    }
+}

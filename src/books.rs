@@ -1,0 +1,417 @@
+//! What an operator does with the books: one list of verbs, for the admin port and the command line.
+//!
+//! A running gateway holds all free money in its store, so a verb that moves money has to go through it:
+//! the command line asks the admin port, and opens the file itself only when no gateway runs.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use filters::ids::AccountId;
+use filters::money::Amount;
+use rand_core::RngCore as _;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
+use crate::ledger::{Ledger as _, LedgerError, Sqlite};
+use crate::pool::Pool;
+use crate::pool::keys::{KeyTable, digest, hint};
+use crate::settings::{AccountSettings, BadSetting, KeySettings};
+use crate::store::Embedded;
+use crate::{clock, entropy};
+
+/// The longest name, reference or reason, in bytes.
+const TEXT_BYTES_MAX: usize = 200;
+
+/// A verb with its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Verb {
+    /// Make an account, or set the settings of one.
+    Account { name: String, settings: AccountSettings },
+    /// Balances.
+    Accounts { name: Option<String> },
+    /// Money in or out. `reference` makes it happen once.
+    Move { account: String, what: Direction, usd: String, reference: String, reason: String },
+    /// What an account paid and received.
+    Statement { account: String, limit: u32 },
+    /// Make a key; the answer shows it, once.
+    NewKey { account: String, settings: KeySettings, expires_in_seconds: Option<u64> },
+    /// Keys of one account, or of all.
+    Keys { account: Option<String> },
+    /// End a key now. `key` is the key itself, or its id from the list.
+    Revoke { key: String },
+    /// Make a new key with the same settings, and end the old one after an overlap.
+    Rotate { key: String, overlap_seconds: u64 },
+    /// Prove that the books are right.
+    Verify,
+}
+
+/// Which way money goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Prepaid money comes in.
+    TopUp,
+    /// Prepaid money goes back.
+    Refund,
+    /// A correction in the customer's favour.
+    Credit,
+    /// A correction in ours.
+    Debit,
+}
+
+/// The books, and the gateway that runs on them, if one does.
+pub struct Books {
+    ledger: Mutex<Sqlite>,
+    live: Option<Live>,
+}
+
+/// The parts of a running gateway that have to follow.
+pub struct Live {
+    pub store: Arc<Embedded>,
+    pub pool: Arc<Pool>,
+    pub boot: i64,
+}
+
+/// What an account has and what it used, in nano-dollars.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credits {
+    pub balance_nano: i64,
+    pub used_nano: i64,
+}
+
+/// Why a verb was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum BooksError {
+    /// An argument makes no sense.
+    #[error("{0}")]
+    Bad(String),
+    /// A setting makes no sense.
+    #[error(transparent)]
+    Setting(#[from] BadSetting),
+    /// The ledger said no.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+impl Books {
+    /// Books over a ledger; with `live`, of a running gateway.
+    #[must_use]
+    pub fn new(ledger: Sqlite, live: Option<Live>) -> Self {
+        Self { ledger: Mutex::new(ledger), live }
+    }
+
+    /// Does a verb. Blocks: it belongs to a thread that may.
+    ///
+    /// # Errors
+    /// [`BooksError`]; nothing is changed then.
+    pub fn perform(&self, verb: Verb) -> Result<Value, BooksError> {
+        match verb {
+            Verb::Account { name, settings } => {
+                settings.check()?;
+                let name = text("name", name)?;
+                let id = self.ledger().ensure_account(&name, Some(&settings), clock::unix_ms())?;
+                self.follow(id)?;
+                Ok(json!({ "account": name }))
+            }
+            Verb::Accounts { name } => self.accounts(name.as_deref()),
+            Verb::Move { account, what, usd, reference, reason } => {
+                self.transfer(&account, what, &usd, &text("reference", reference)?, &text("reason", reason)?)
+            }
+            Verb::Statement { account, limit } => {
+                let lines = self.ledger().statement(&account, limit.min(10_000))?;
+                Ok(json!(lines))
+            }
+            Verb::NewKey { account, settings, expires_in_seconds } => {
+                let id = self.account(&account)?;
+                self.new_key(id, &account, &settings, expires_in_seconds)
+            }
+            Verb::Keys { account } => {
+                let keys = self.ledger().keys(account.as_deref())?;
+                Ok(keys.iter().map(key_row).collect())
+            }
+            Verb::Revoke { key } => {
+                let record = self.find_key(&key)?;
+                self.ledger().end_key(record.digest, clock::unix_ms(), true)?;
+                self.follow_keys()?;
+                Ok(json!({ "revoked": key_id(&record) }))
+            }
+            Verb::Rotate { key, overlap_seconds } => self.rotate(&key, overlap_seconds),
+            Verb::Verify => Ok(json!(self.ledger().verify()?)),
+        }
+    }
+
+    /// A settled call of an account.
+    ///
+    /// # Errors
+    /// When the books cannot be read.
+    pub fn generation(&self, account: AccountId, id: &str) -> Result<Option<Generation>, BooksError> {
+        Ok(self.ledger().generation(account, id)?)
+    }
+
+    /// What an account has and what it used.
+    ///
+    /// # Errors
+    /// When the books cannot be read.
+    pub fn credits(&self, account: AccountId) -> Result<Credits, BooksError> {
+        let mut ledger = self.ledger();
+        let used = ledger.spent(&Scope { account, key: None, model: None }, i64::MIN)?;
+        let rows = ledger.accounts()?;
+        let row = rows.iter().find(|row| row.id == account.0);
+        Ok(Credits { balance_nano: row.map_or(0, |row| row.balance_nano), used_nano: used.nano() })
+    }
+
+    /// Begins a keyed call, or answers what is known of the first one.
+    ///
+    /// # Errors
+    /// When the books cannot be written.
+    pub fn begin_keyed(&self, call: &KeyedCall<'_>) -> Result<Option<Keyed>, BooksError> {
+        Ok(self.ledger().begin_keyed(call)?)
+    }
+
+    /// Keeps a keyed call's answer, or forgets the call.
+    ///
+    /// # Errors
+    /// When the books cannot be written.
+    pub fn end_keyed(&self, account: AccountId, key: &str, answer: Option<&[u8]>) -> Result<(), BooksError> {
+        Ok(self.ledger().end_keyed(account, key, answer)?)
+    }
+
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Sqlite> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn account(&self, name: &str) -> Result<AccountId, BooksError> {
+        let rows = self.ledger().accounts()?;
+        let found = rows.iter().find(|row| row.name == name);
+        Ok(found.map(|row| AccountId(row.id)).ok_or_else(|| LedgerError::NoAccount(name.to_owned()))?)
+    }
+
+    fn accounts(&self, name: Option<&str>) -> Result<Value, BooksError> {
+        let mut rows = self.ledger().accounts()?;
+        if let Some(name) = name {
+            rows.retain(|row| row.name == name);
+            if rows.is_empty() {
+                return Err(LedgerError::NoAccount(name.to_owned()).into());
+            }
+        }
+        Ok(json!(rows))
+    }
+
+    fn transfer(
+        &self,
+        account: &str,
+        what: Direction,
+        usd: &str,
+        reference: &str,
+        reason: &str,
+    ) -> Result<Value, BooksError> {
+        let id = self.account(account)?;
+        let amount = Amount::parse_usd(usd).map_err(|e| BooksError::Bad(format!("`usd`: {e}")))?;
+        if !amount.is_positive() {
+            return Err(BooksError::Bad("`usd` must be more than 0".to_owned()));
+        }
+        let what = match what {
+            Direction::TopUp => What::TopUp,
+            Direction::Refund => What::Refund,
+            Direction::Credit => What::Credit,
+            Direction::Debit => What::Debit,
+        };
+        // Money that leaves is taken out of the running store first, so that nobody can spend it twice.
+        let live = self.live.as_ref().filter(|_| what.goes_out());
+        if let Some(live) = live {
+            live.store.withdraw(id, amount).map_err(|available| LedgerError::Funds { available })?;
+        }
+        let boot = live.map(|live| live.boot);
+        let now_ms = clock::unix_ms();
+        let done =
+            self.ledger().transfer(&Movement { account: id, what, amount, reference, reason, now_ms, boot });
+        if let (Some(live), Err(_) | Ok(false)) = (live, &done) {
+            live.store.grant(vec![(id, amount)]);
+        }
+        let new = done?;
+        self.follow(id)?;
+        Ok(json!({ "booked": new, "reference": reference }))
+    }
+
+    fn new_key(
+        &self,
+        account: AccountId,
+        account_name: &str,
+        settings: &KeySettings,
+        expires_in_seconds: Option<u64>,
+    ) -> Result<Value, BooksError> {
+        settings.check()?;
+        let key = fresh_key();
+        let now_ms = clock::unix_ms();
+        let expires_ms = expires_in_seconds.map(|seconds| later(now_ms, seconds));
+        let new = NewKey {
+            digest: digest(&key),
+            account,
+            account_name,
+            hint: &hint(&key),
+            settings,
+            expires_ms,
+            now_ms,
+        };
+        self.ledger().ensure_key(&new)?;
+        self.follow_keys()?;
+        Ok(json!({ "key": key, "account": account_name, "expires_ms": expires_ms }))
+    }
+
+    fn rotate(&self, key: &str, overlap_seconds: u64) -> Result<Value, BooksError> {
+        let old = self.find_key(key)?;
+        if !old.is_good(clock::unix_ms()) {
+            return Err(BooksError::Bad("the key has ended already: make a new one".to_owned()));
+        }
+        let mut made = self.new_key(old.account, &old.account_name, &old.settings, None)?;
+        let ends_ms = later(clock::unix_ms(), overlap_seconds);
+        self.ledger().end_key(old.digest, ends_ms, false)?;
+        self.follow_keys()?;
+        if let Some(made) = made.as_object_mut() {
+            made.insert("old_key".to_owned(), json!(key_id(&old)));
+            made.insert("old_key_ends_ms".to_owned(), json!(ends_ms));
+        }
+        Ok(made)
+    }
+
+    /// A key by itself, or by its id from the list.
+    fn find_key(&self, key: &str) -> Result<KeyRecord, BooksError> {
+        let by_digest = digest(key);
+        let keys = self.ledger().keys(None)?;
+        let mut found = keys.into_iter().filter(|k| k.digest == by_digest || key_id(k) == key);
+        Ok(found.next().ok_or(LedgerError::NoKey)?)
+    }
+
+    /// The running gateway gets what is free now, and the settings as they are now.
+    fn follow(&self, _account: AccountId) -> Result<(), BooksError> {
+        if let Some(live) = &self.live {
+            let added = self.ledger().lease_free(live.boot)?;
+            live.store.grant(added);
+        }
+        self.follow_keys()
+    }
+
+    fn follow_keys(&self) -> Result<(), BooksError> {
+        if let Some(live) = &self.live {
+            let records = self.ledger().keys(None)?;
+            live.pool.set_keys(KeyTable::new(records, clock::unix_ms()));
+        }
+        Ok(())
+    }
+}
+
+/// `tg-` and 256 random bits, in an alphabet that needs no quoting anywhere.
+#[must_use]
+pub fn fresh_key() -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut random = [0; 43];
+    // The generator is seeded by the kernel and serves ids; a key comes from the kernel itself.
+    if getrandom::fill(&mut random).is_err() {
+        entropy::with_rng(|rng| rng.fill_bytes(&mut random));
+    }
+    let letters = random.iter().filter_map(|byte| ALPHABET.get(usize::from(byte & 63)).copied());
+    std::iter::once("tg-".to_owned()).chain(letters.map(|b| char::from(b).to_string())).collect()
+}
+
+/// The first twelve digits of a key's digest: what lists call it.
+fn key_id(record: &KeyRecord) -> String {
+    record.digest.0.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key_row(record: &KeyRecord) -> Value {
+    json!({
+        "id": key_id(record),
+        "account": record.account_name,
+        "hint": record.hint,
+        "good": record.is_good(clock::unix_ms()),
+        "created_ms": record.created_ms,
+        "expires_ms": record.expires_ms,
+        "revoked_ms": record.revoked_ms,
+        "settings": record.settings,
+    })
+}
+
+fn later(now_ms: i64, seconds: u64) -> i64 {
+    let millis = i64::try_from(seconds.saturating_mul(1000)).unwrap_or(i64::MAX);
+    now_ms.saturating_add(millis)
+}
+
+fn text(field: &str, text: String) -> Result<String, BooksError> {
+    let sound = (1..=TEXT_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control);
+    if sound {
+        return Ok(text);
+    }
+    Err(BooksError::Bad(format!("`{field}` must have 1 to {TEXT_BYTES_MAX} bytes and no control characters")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn books() -> Books {
+        Books::new(Sqlite::in_memory().unwrap(), None)
+    }
+
+    fn movement(what: Direction, usd: &str, reference: &str) -> Verb {
+        Verb::Move {
+            account: "a".into(),
+            what,
+            usd: usd.into(),
+            reference: reference.into(),
+            reason: "test".into(),
+        }
+    }
+
+    #[test]
+    fn money_comes_and_goes_once_per_reference() {
+        let books = books();
+        books.perform(Verb::Account { name: "a".into(), settings: AccountSettings::default() }).unwrap();
+        assert_eq!(books.perform(movement(Direction::TopUp, "10", "r1")).unwrap()["booked"], true);
+        assert_eq!(books.perform(movement(Direction::TopUp, "10", "r1")).unwrap()["booked"], false);
+        books.perform(movement(Direction::Refund, "4", "r2")).unwrap();
+        books.perform(movement(Direction::Credit, "1", "r3")).unwrap();
+        books.perform(movement(Direction::Debit, "2", "r4")).unwrap();
+        let too_much = books.perform(movement(Direction::Refund, "6", "r5"));
+        assert!(matches!(too_much, Err(BooksError::Ledger(LedgerError::Funds { .. }))));
+        let rows = books.perform(Verb::Accounts { name: Some("a".into()) }).unwrap();
+        assert_eq!(rows[0]["balance_nano"], 5_000_000_000_i64);
+        books.perform(Verb::Verify).unwrap();
+    }
+
+    #[test]
+    fn bad_arguments_are_named_and_change_nothing() {
+        let books = books();
+        books.perform(Verb::Account { name: "a".into(), settings: AccountSettings::default() }).unwrap();
+        for (usd, reference) in [("0", "r"), ("-1", "r"), ("x", "r"), ("1", ""), ("1", "a\nb")] {
+            assert!(books.perform(movement(Direction::TopUp, usd, reference)).is_err(), "{usd} {reference}");
+        }
+        let nobody = Verb::Statement { account: "b".into(), limit: 5 };
+        assert!(matches!(books.perform(nobody), Err(BooksError::Ledger(LedgerError::NoAccount(_)))));
+    }
+
+    #[test]
+    fn a_key_is_shown_once_and_rotated_with_an_overlap() {
+        let books = books();
+        books.perform(Verb::Account { name: "a".into(), settings: AccountSettings::default() }).unwrap();
+        let new =
+            Verb::NewKey { account: "a".into(), settings: KeySettings::default(), expires_in_seconds: None };
+        let made = books.perform(new).unwrap();
+        let key = made["key"].as_str().unwrap().to_owned();
+        assert!(key.starts_with("tg-") && key.len() == 46);
+        let list = books.perform(Verb::Keys { account: None }).unwrap();
+        assert!(!list.to_string().contains(&key), "lists show a hint");
+        let rotated = books.perform(Verb::Rotate { key: key.clone(), overlap_seconds: 3600 }).unwrap();
+        assert_ne!(rotated["key"], made["key"]);
+        let list = books.perform(Verb::Keys { account: Some("a".into()) }).unwrap();
+        assert!(list.as_array().unwrap().iter().all(|k| k["good"] == true), "both are good meanwhile");
+        let id = list[0]["id"].as_str().unwrap().to_owned();
+        books.perform(Verb::Revoke { key: id }).unwrap();
+        let good = |list: Value| list.as_array().unwrap().iter().filter(|k| k["good"] == true).count();
+        assert_eq!(good(books.perform(Verb::Keys { account: None }).unwrap()), 1);
+        assert!(matches!(
+            books.perform(Verb::Revoke { key: "nope".into() }),
+            Err(BooksError::Ledger(LedgerError::NoKey))
+        ));
+    }
+}
