@@ -16,12 +16,15 @@
 //!
 //! Deliberately absent: timers, sockets, and the choice of what to do about a failure.
 
+use std::sync::Arc;
+
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::dialect::{Dialect, Kind, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
 use crate::stream::sse::{Event, Scanner};
+use crate::upstream::classify::{self, Rule};
 use crate::upstream::failure::{Failure, NotAnAnswer};
 use crate::verdict::{Reason, Rejection, UpstreamError};
 
@@ -116,6 +119,7 @@ pub struct Answer {
     dialect: Dialect,
     shape: Shape,
     rules: Rules,
+    classes: Arc<[Rule]>,
     phase: Phase,
     committed: bool,
     head_sent: bool,
@@ -160,6 +164,7 @@ impl Answer {
             dialect,
             shape,
             rules,
+            classes: Arc::default(),
             phase: Phase::AwaitHead,
             committed: false,
             head_sent: false,
@@ -169,6 +174,13 @@ impl Answer {
             whole_bytes: 0,
             meter: Meter::default(),
         }
+    }
+
+    /// The provider's errors are classed by these rules before all others.
+    #[must_use]
+    pub fn classed_by(mut self, classes: Arc<[Rule]>) -> Self {
+        self.classes = classes;
+        self
     }
 
     /// Whether the answer is the caller's already.
@@ -320,8 +332,17 @@ impl Answer {
 
     fn refused(&mut self) -> Step {
         let Phase::Refused { status, body } = &self.phase else { return refuse(Failure::Ours) };
-        let error = self.dialect.error(*status, body);
-        Step::Failed(Refusal { failure: failure_of(&error), error })
+        Step::Failed(self.classed(self.dialect.error(*status, body), body))
+    }
+
+    /// An error with what it means. Where it is the request's own fault, the caller sees the status that
+    /// says so.
+    fn classed(&self, mut error: UpstreamError, body: &[u8]) -> Refusal {
+        let failure = classify::failure(&error, body, &self.classes);
+        if let Failure::CallerFault(status) = failure {
+            error.status = status;
+        }
+        Refusal { failure, error }
     }
 
     fn events(&mut self) -> Step {
@@ -406,11 +427,13 @@ impl Answer {
             }
             Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
             Kind::Error(error) if self.committed => {
-                let ending = self.ending(&failure_of(&error), Some(&error));
+                let Refusal { failure, error } =
+                    self.classed(error, event.data.as_deref().unwrap_or_default());
+                let ending = self.ending(&failure, Some(&error));
                 out.extend_from_slice(&ending);
                 Ok(End::Over)
             }
-            Kind::Error(error) => Err(Refusal { failure: failure_of(&error), error }),
+            Kind::Error(error) => Err(self.classed(error, event.data.as_deref().unwrap_or_default())),
             Kind::Unreadable if self.committed => {
                 out.extend_from_slice(&event.raw);
                 Ok(End::Open)
@@ -525,9 +548,7 @@ impl Answer {
                 let bytes = if edits.is_empty() { rest } else { Bytes::from(json::apply(&rest, &mut edits)) };
                 self.forward(bytes, End::Over)
             }
-            Kind::Error(error) if !self.committed => {
-                Step::Failed(Refusal { failure: failure_of(&error), error })
-            }
+            Kind::Error(error) if !self.committed => Step::Failed(self.classed(error, &text)),
             Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::Ping | Kind::UsageOnly | Kind::Done => {
                 if self.committed {
                     self.break_off(Failure::Broken)
@@ -585,14 +606,6 @@ fn refuse(failure: Failure) -> Step {
 
 fn refusal(failure: Failure) -> Refusal {
     Refusal { failure, error: UpstreamError::default() }
-}
-
-/// What an upstream's error means for the plan: its words first, then its status.
-fn failure_of(error: &UpstreamError) -> Failure {
-    if error.is_about_our_credential() {
-        return Failure::Credential(error.status);
-    }
-    Failure::from_status(error.status)
 }
 
 /// The bytes of an event as the caller sees them. An event that spans several lines is written anew
@@ -700,6 +713,20 @@ mod tests {
         let Step::Forward(forward) = answer.body(&events(&[HELLO]).into()) else { panic!("commits") };
         assert!(forward.commits);
         assert_eq!(text(&forward.bytes), events(&[ROLE, HELLO]), "comments are dropped while holding");
+    }
+
+    #[test]
+    fn an_operators_rule_reclasses_an_error_as_status_and_as_event() {
+        let rule = |treat_as| Rule { status: None, body_contains: Some("upstream busy".into()), treat_as };
+        let fault: Arc<[Rule]> = Arc::new([rule(classify::Class::CallerFault)]);
+        let mut streamed = answer(true, false).classed_by(Arc::clone(&fault));
+        let refusal = play(&mut streamed, &[events(&[BUSY]).as_bytes()]).1.expect("refused");
+        assert_eq!(refusal.failure, Failure::CallerFault(429));
+        let mut whole = answer(false, false).classed_by(fault);
+        whole.head(503, None, None);
+        whole.body(&Bytes::from_static(br#"{"error":"upstream busy"}"#));
+        let Step::Failed(refusal) = whole.end() else { panic!("refused") };
+        assert_eq!((refusal.failure, refusal.error.status), (Failure::CallerFault(400), 400));
     }
 
     #[test]

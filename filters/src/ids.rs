@@ -56,6 +56,20 @@ impl fmt::Debug for HoldId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId(pub usize);
 
+/// A model's place in the same snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelId(pub usize);
+
+/// One of our credentials at one provider, by their places in the catalogue. A 429 is about this, not
+/// about an endpoint: two endpoints that share a credential share its quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CredentialId {
+    /// The provider.
+    pub provider: usize,
+    /// Which of its credentials.
+    pub index: usize,
+}
+
 /// SHA-256 of a caller's API key; the key itself is never kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyDigest(pub [u8; 32]);

@@ -119,6 +119,33 @@ impl Failure {
         }
     }
 
+    /// Whether the *same* endpoint may be asked again after a pause. Not after a 429 (its credential
+    /// rests, and a caller who is told when to come back is served better than one who waits), not
+    /// for what a pause cannot mend (credential, redirect, a page instead of an answer), and not when
+    /// it used up its whole share of the time.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect | Self::Broken | Self::NotAnAnswer(NotAnAnswer::Empty) => true,
+            Self::Timeout(timer) => match timer {
+                Timer::Connect | Timer::FirstByte | Timer::FirstEvent | Timer::Idle => true,
+                Timer::Share | Timer::StreamMax | Timer::Drain => false,
+            },
+            Self::Status(status) => !matches!(status, 403 | 429),
+            Self::Credential(_)
+            | Self::Redirect
+            | Self::NotAnAnswer(NotAnAnswer::WrongType | NotAnAnswer::Unreadable)
+            | Self::CallerFault(_)
+            | Self::Ours => false,
+        }
+    }
+
+    /// Whether no connection came about, which may be our own network's doing.
+    #[must_use]
+    pub const fn is_connect_type(&self) -> bool {
+        matches!(self, Self::Connect | Self::Timeout(Timer::Connect))
+    }
+
     /// One word for logs and metric labels; the set is bounded.
     #[must_use]
     pub const fn word(&self) -> &'static str {
@@ -152,6 +179,24 @@ mod tests {
         }
         for status in [400, 404, 405, 409, 413, 415, 422] {
             assert!(!Failure::from_status(status).fails_over(), "{status}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_pause_can_mend_is_asked_again() {
+        for failure in [Failure::Connect, Failure::Broken, Failure::Status(500), Failure::Status(408)] {
+            assert!(failure.is_transient() && failure.fails_over(), "{failure:?}");
+        }
+        for failure in [
+            Failure::Status(429),
+            Failure::Status(403),
+            Failure::Credential(401),
+            Failure::Redirect,
+            Failure::CallerFault(400),
+            Failure::Timeout(Timer::Share),
+            Failure::NotAnAnswer(NotAnAnswer::WrongType),
+        ] {
+            assert!(!failure.is_transient(), "{failure:?}");
         }
     }
 

@@ -9,6 +9,19 @@
 //!   puts an endpoint below an equal neighbour within three calls. A second without calls gives
 //!   back some of it (half in 15 s): by then the slow signal knows what the fast one forgets.
 //!
+//! Neither knows *that it is over*. An endpoint which lost its place to failures gets hardly any calls, so
+//! its slow signal would take minutes to forget what a working endpoint disproves in seconds. So it
+//! **returns** as one does whose breaker has closed: twelve successes in a row, the last failure at least
+//! 10 s ago, and the past is forgotten (an endpoint that still fails one call in ten gets that far one time
+//! in four, and is found out again within a few calls). [`crate::route`] sends it the calls for that.
+//!
+//! Two softer cases. A watchdog that trips on a *reused* connection may have met a dead connection
+//! instead of a dead endpoint, so it moves the fast factor by half. And an endpoint whose breaker has
+//! just closed starts anew, but **slowly**: its share grows from 10 % to all of it within 30 s, since
+//! caches over there are cold and whoever fell over once falls over again under a sudden full load.
+//! The share is kept apart from the factor, because in a strict order a weight of 10 % is either
+//! first or not; [`crate::route`] gives it the first place in that share of the calls.
+//!
 //! Deliberately absent: refusing an endpoint. That is the breaker's.
 
 use std::time::{Duration, Instant};
@@ -23,6 +36,18 @@ const CALL_FADE: f64 = 0.99;
 const PRIOR: f64 = 5.0;
 const SLOW_POWER: i32 = 6;
 const FAST_ALPHA: f64 = 0.25;
+/// What a failure moves that may have been the connection's alone.
+const SOFT_ALPHA: f64 = FAST_ALPHA / 2.0;
+/// Successes in a row that prove a return.
+const RETURN_SUCCESSES: u32 = 12;
+/// And how long the last failure must lie back.
+const RETURN_AFTER: Duration = Duration::from_secs(10);
+/// A factor below which an endpoint counts as one that lost its place.
+const LOST_BELOW: f64 = 0.9;
+/// The share with which an endpoint begins after its breaker has closed.
+const SLOW_START_SHARE: f64 = 0.1;
+/// When it has its whole share again.
+const SLOW_START: Duration = Duration::from_secs(30);
 
 /// What one endpoint's calls have taught.
 #[derive(Clone, Copy, Debug)]
@@ -31,17 +56,49 @@ pub struct Health {
     bad: f64,
     fast: f64,
     at: Instant,
+    reopened: Option<Instant>,
+    failed: Option<Instant>,
+    row: u32,
 }
 
 impl Health {
     /// An endpoint of which nothing is known: fully trusted.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { good: 0.0, bad: 0.0, fast: 1.0, at: now }
+        Self { good: 0.0, bad: 0.0, fast: 1.0, at: now, reopened: None, failed: None, row: 0 }
+    }
+
+    /// An endpoint whose breaker has just closed: trusted anew, but slowly.
+    #[must_use]
+    pub fn reopened(now: Instant) -> Self {
+        Self { reopened: Some(now), ..Self::new(now) }
     }
 
     /// Notes a call that ended well or badly. Neutral ends (caller faults, 429) are not for here.
     pub fn record(&mut self, now: Instant, success: bool) {
+        self.note(now, success, FAST_ALPHA);
+    }
+
+    /// Notes a failure that may have been the reused connection's alone.
+    pub fn record_soft_failure(&mut self, now: Instant) {
+        self.note(now, false, SOFT_ALPHA);
+    }
+
+    /// Whether its failures weigh on it.
+    #[must_use]
+    pub fn has_lost_weight(&self, now: Instant) -> bool {
+        self.factor(now) < LOST_BELOW
+    }
+
+    /// The share of its calls that it may have: less than 1 only in the 30 s after it came back.
+    #[must_use]
+    pub fn share(&self, now: Instant) -> f64 {
+        let Some(reopened) = self.reopened else { return 1.0 };
+        let grown = now.saturating_duration_since(reopened).as_secs_f64() / SLOW_START.as_secs_f64();
+        (SLOW_START_SHARE + (1.0 - SLOW_START_SHARE) * grown).clamp(SLOW_START_SHARE, 1.0)
+    }
+
+    fn note(&mut self, now: Instant, success: bool, alpha: f64) {
         self.fade(now);
         self.good *= CALL_FADE;
         self.bad *= CALL_FADE;
@@ -51,7 +108,13 @@ impl Health {
             self.bad += 1.0;
         }
         let target = f64::from(u8::from(success));
-        self.fast += FAST_ALPHA * (target - self.fast);
+        self.fast += alpha * (target - self.fast);
+        self.row = if success { self.row.saturating_add(1) } else { 0 };
+        if !success {
+            self.failed = Some(now);
+        } else if self.returns(now) {
+            *self = Self::reopened(now);
+        }
     }
 
     /// What to multiply the configured weight by: more than 0, at most 1.
@@ -62,6 +125,11 @@ impl Health {
         let good = faded.good + PRIOR;
         let slow = (good / (good + faded.bad)).powi(SLOW_POWER);
         slow.min(faded.fast).clamp(f64::MIN_POSITIVE, 1.0)
+    }
+
+    fn returns(&self, now: Instant) -> bool {
+        let quiet = self.failed.is_some_and(|at| now.saturating_duration_since(at) >= RETURN_AFTER);
+        quiet && self.row >= RETURN_SUCCESSES && self.has_lost_weight(now)
     }
 
     fn fade(&mut self, now: Instant) {
@@ -117,7 +185,60 @@ mod tests {
         assert!(health.factor(after(now, 900)) > 0.9);
     }
 
+    #[test]
+    fn an_endpoint_that_came_back_has_its_whole_share_after_thirty_seconds() {
+        let now = Instant::now();
+        let health = Health::reopened(now);
+        assert!((health.share(now) - 0.1).abs() < 1e-9);
+        assert!((health.share(after(now, 15)) - 0.55).abs() < 1e-9);
+        assert!((health.share(after(now, 30)) - 1.0).abs() < 1e-9);
+        assert!((Health::new(now).share(now) - 1.0).abs() < 1e-9, "a new one has it at once");
+    }
+
+    #[test]
+    fn twelve_successes_after_ten_quiet_seconds_forget_the_past() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        (0..20).for_each(|_| health.record(now, false));
+        (0..50).for_each(|_| health.record(after(now, 9), true));
+        assert!(health.has_lost_weight(after(now, 9)), "too soon");
+        health.record(after(now, 10), true);
+        assert!(!health.has_lost_weight(after(now, 10)));
+        assert!(health.share(after(now, 10)) < 0.11, "but it starts slowly");
+    }
+
+    #[test]
+    fn a_success_without_failures_before_changes_no_share() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        (0..100).for_each(|n| health.record(after(now, n), true));
+        assert!((health.share(after(now, 100)) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_trip_on_a_reused_connection_moves_the_weight_by_half() {
+        let now = Instant::now();
+        let (mut soft, mut hard) = (Health::new(now), Health::new(now));
+        soft.record_soft_failure(now);
+        hard.record(now, false);
+        assert!((1.0 - soft.fast) * 2.0 - (1.0 - hard.fast) < 1e-9);
+        assert!(soft.fast < 1.0);
+    }
+
     proptest! {
+        #[test]
+        fn the_share_only_grows(steps in prop::collection::vec(0_u64..20_000, 0..20)) {
+            let mut now = Instant::now();
+            let health = Health::reopened(now);
+            let mut before = 0.0;
+            for step in steps {
+                now += Duration::from_millis(step);
+                let share = health.share(now);
+                prop_assert!(share >= before && (0.1..=1.0).contains(&share));
+                before = share;
+            }
+        }
+
         #[test]
         fn factor_is_always_a_usable_number(
             calls in prop::collection::vec((any::<bool>(), 0_u64..10_000_000), 0..200),

@@ -1,0 +1,1335 @@
+//! Everything that a node knows of its upstreams, in one value.
+//!
+//! The machines beside this file each answer one question; a request needs all answers at once, and what it
+//! learns must reach all of them. The board is that seam. The edge owns one, behind one mutex that is never
+//! held over a wait, and makes these calls:
+//!
+//! ```text
+//! candidates(now, ask)      whom to ask, in which order, and on whom to fall back; or why nobody
+//! begin(now, pass, route)   before each attempt: may it go, and with which watchdogs?
+//! answered(now, ticket)     the first meaningful event is in hand
+//! end(now, ticket, outcome) how it ended; answers when the endpoint may be asked again
+//! finish(pass)              the request is over
+//! ```
+//!
+//! A pass belongs to a request and a ticket to an attempt; both are used up, so that nothing counts twice.
+//! Whoever drops one harms nobody: leases and places at the gate end by themselves.
+//!
+//! Two kinds of weight meet here. Health says how well an endpoint does and bends the order; breaker and rest
+//! say whether it may be asked at all. A route that is refused by its *breaker* still stands behind the order
+//! as a fall-back, one call at a time: when everything else has failed for a request, the worst that
+//! a dead endpoint can do to it is to be dead. One that *rests* does not.
+//!
+//! Deliberately absent: the fleet. Weights and breakers of other nodes will come in by verbs of their own.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rand_core::RngCore;
+
+use crate::ids::{CredentialId, EndpointId, ModelId};
+use crate::money::PriceCard;
+use crate::preferences::{Dropped, Preferences, RouteFacts};
+use crate::route::{self, Candidate, Explorer, Sort};
+use crate::upstream::breaker::{Admission, Breaker, Change, Crowd, Others, Permit, Verdict};
+use crate::upstream::failure::{Failure, Timer};
+use crate::upstream::last_resort::{Gate, LastResort, PlaceId};
+use crate::upstream::node_fault::{Blame, NodeFault, Sign};
+use crate::upstream::rest::{Cause, Rests, Standing};
+use crate::upstream::retry_budget::RetryBudget;
+use crate::upstream::sketch::Window;
+use crate::upstream::watchdog::{Form, Limit, Limits, PromptClass, Seen, Table, Timing, Timings};
+use crate::upstream::weight::Health;
+
+/// Learnt limits are this old at most.
+const TABLE_AGE_MAX: Duration = Duration::from_secs(1);
+/// What connect failures of this long can be taken back when they turn out to be the node's.
+const TAKE_BACK: Duration = Duration::from_secs(1);
+/// A call that found an endpoint's only probe under way asks again so soon.
+const PROBE_POLL: Duration = Duration::from_millis(250);
+/// A weight of a credential whose trial another call is.
+const ON_TRIAL: f64 = 0.001;
+/// A place at the gate before its request has begun an attempt.
+const PLACE: Duration = Duration::from_secs(2);
+
+/// One endpoint as it is configured.
+#[derive(Clone, Debug)]
+pub struct EndpointSpec {
+    /// Its name; its state survives a reload under it.
+    pub name: String,
+    /// The provider's name, as callers' preferences use it.
+    pub provider: String,
+    /// Whose quota it uses.
+    pub credential: CredentialId,
+    /// The configured weight.
+    pub weight: u32,
+    /// To the response head.
+    pub first_byte: Limit,
+    /// To the first meaningful event.
+    pub first_event: Limit,
+    /// What a caller pays there, for `max_price` and `sort: price`.
+    pub price: Option<PriceCard>,
+    /// The parameters that it understands; `None`: all.
+    pub parameters: Option<Vec<String>>,
+}
+
+/// One model as it is configured.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// Its public name.
+    pub name: String,
+    /// Its routes.
+    pub routes: Vec<EndpointId>,
+    /// It thinks before it speaks.
+    pub reasoning: bool,
+    /// How its order is made.
+    pub sort: Sort,
+}
+
+/// What a board is about. Ids are places in these lists.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    /// All endpoints.
+    pub endpoints: Vec<EndpointSpec>,
+    /// All models.
+    pub models: Vec<ModelSpec>,
+}
+
+/// What a request asks of the board.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The models that the caller named, in order.
+    pub models: &'a [ModelId],
+    /// In which form the answer shall come.
+    pub form: Form,
+    /// An estimate of the prompt, in tokens.
+    pub prompt_tokens: u64,
+    /// What the caller wants.
+    pub preferences: &'a Preferences,
+}
+
+/// One model at one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// The model.
+    pub model: ModelId,
+    /// The endpoint.
+    pub endpoint: EndpointId,
+}
+
+/// What the board answers.
+#[derive(Debug)]
+pub enum Found {
+    /// Ask these.
+    Plan(Plan),
+    /// Every route refuses or rests.
+    AllRefused {
+        /// When the first of them is worth asking again.
+        soonest: Instant,
+        /// All of them rest for their rate limits: the caller gets a 429, not a 503.
+        rate_limited: bool,
+    },
+    /// The caller's preferences leave no route.
+    NoneFits(Vec<(Route, Dropped)>),
+}
+
+/// Whom to ask.
+#[derive(Debug)]
+pub struct Plan {
+    /// In this order.
+    pub order: Vec<Route>,
+    /// On whom to fall back when all of them failed.
+    pub fall_backs: Vec<Route>,
+    /// The request's pass, for [`Board::begin`].
+    pub pass: Pass,
+}
+
+/// A request's right to attempts.
+#[derive(Debug)]
+pub struct Pass {
+    form: Form,
+    class: PromptClass,
+    /// Routes that admitted when the order was made and were not tried yet.
+    viable: usize,
+    begun: u32,
+    place: Option<(ModelId, PlaceId)>,
+}
+
+/// One attempt that is under way.
+#[derive(Debug)]
+pub struct Ticket {
+    route: Route,
+    form: Form,
+    class: PromptClass,
+    permit: Permit,
+    place: Option<(ModelId, PlaceId)>,
+    /// What its watchdogs are, or would be.
+    limits: Limits,
+    trial: bool,
+    answered: bool,
+}
+
+/// Whether an attempt may go.
+#[derive(Debug)]
+pub enum Begun {
+    /// It may.
+    Go {
+        /// For its end.
+        ticket: Ticket,
+        /// Its watchdog to the head; none for the last viable candidate.
+        first_byte: Option<Duration>,
+        /// Its watchdog to the first meaningful event; none for the last viable candidate.
+        first_event: Option<Duration>,
+    },
+    /// Not this one: tell the planner. A moment means that waiting for it is worth while.
+    Refused(Option<Instant>),
+    /// All requests together have made too many extra attempts: this one ends with what it has.
+    BudgetSpent,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With a whole answer.
+    Served {
+        /// Output tokens per second after the first event, where they can be told.
+        tokens_per_second: Option<u64>,
+    },
+    /// It failed, before or after the commit.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// When the upstream wants to be asked again.
+        wait: Option<Duration>,
+        /// How far it came.
+        timing: Timing,
+        /// Its connection had served others before.
+        reused: bool,
+    },
+    /// The caller left.
+    CallerLeft,
+}
+
+/// What an end has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// The endpoint may not be asked again before this.
+    pub not_before: Option<Instant>,
+    /// Something for the log.
+    pub notice: Option<Notice>,
+}
+
+/// What somebody may want to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A breaker opened.
+    Opened(Instant),
+    /// A breaker closed.
+    Closed,
+    /// A credential is refused: somebody must look.
+    CredentialAlarm(CredentialId),
+    /// This node is cut off: it is not ready.
+    NodeCutOff,
+}
+
+/// Where one route stands, for the order and for `explain`.
+#[derive(Clone, Debug)]
+pub struct Stand {
+    /// The route.
+    pub route: Route,
+    /// The configured weight.
+    pub weight: u32,
+    /// What health makes of it.
+    pub factor: f64,
+    /// Its failures weigh on it.
+    pub has_lost_weight: bool,
+    /// The share of calls that it may have.
+    pub share: f64,
+    /// What its breaker says.
+    pub breaker: Admission,
+    /// Whether it rests.
+    pub rest: Standing,
+    /// The preference that dropped it.
+    pub dropped: Option<Dropped>,
+}
+
+impl Ticket {
+    /// Where the attempt goes.
+    #[must_use]
+    pub const fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Whether it probes an endpoint that its breaker refuses to others.
+    #[must_use]
+    pub const fn is_probe(&self) -> bool {
+        self.permit.is_probe()
+    }
+}
+
+impl Stand {
+    /// Whether it may be asked.
+    #[must_use]
+    pub const fn admits(&self) -> bool {
+        self.dropped.is_none()
+            && !matches!(self.breaker, Admission::Refused(_))
+            && !matches!(self.rest, Standing::Resting { .. })
+    }
+
+    /// Until when it may not.
+    #[must_use]
+    pub fn refused_until(&self) -> Option<Instant> {
+        let breaker = match self.breaker {
+            Admission::Refused(until) => Some(until),
+            Admission::Closed | Admission::Probe => None,
+        };
+        let rest = match self.rest {
+            Standing::Resting { until, .. } => Some(until),
+            Standing::Free | Standing::Trial | Standing::OnTrial => None,
+        };
+        breaker.max(rest)
+    }
+
+    fn is_fall_back(&self) -> bool {
+        self.dropped.is_none() && !self.admits() && !matches!(self.rest, Standing::Resting { .. })
+    }
+}
+
+/// All that a node knows of its upstreams.
+#[derive(Debug)]
+pub struct Board {
+    layout: Layout,
+    endpoints: Vec<EndpointState>,
+    models: Vec<ModelState>,
+    routes: HashMap<Route, RouteState>,
+    rests: Rests,
+    budget: RetryBudget,
+    node: NodeFault,
+}
+
+#[derive(Clone, Debug)]
+struct EndpointState {
+    health: Health,
+    breaker: Breaker,
+    called: Option<Instant>,
+    /// As it was before the connect failures of the last second.
+    before: Option<(Instant, Health, Breaker)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct ModelState {
+    explorer: Explorer,
+    gate: LastResort,
+    wide: [Option<(Instant, Seen)>; 2],
+}
+
+#[derive(Clone, Debug, Default)]
+struct RouteState {
+    paces: [Pace; 2],
+    speed: Option<Window>,
+}
+
+/// One form of answers at one route.
+#[derive(Clone, Debug, Default)]
+struct Pace {
+    timings: Timings,
+    table: Option<(Instant, Table)>,
+    median: Option<Duration>,
+}
+
+impl Board {
+    /// A board of which nothing is known yet.
+    #[must_use]
+    pub fn new(now: Instant, layout: Layout) -> Self {
+        let endpoints = layout.endpoints.iter().map(|_| EndpointState::new(now)).collect();
+        let models = layout.models.iter().map(|_| ModelState::default()).collect();
+        Self {
+            layout,
+            endpoints,
+            models,
+            routes: HashMap::new(),
+            rests: Rests::default(),
+            budget: RetryBudget::new(now),
+            node: NodeFault::default(),
+        }
+    }
+
+    /// A board for a new layout that knows what this one knew, by the names of endpoints and models. Tickets
+    /// of before may still end on it only if ids kept their meaning: let old requests end on the old board.
+    #[must_use]
+    pub fn reloaded(&self, now: Instant, layout: Layout) -> Self {
+        let mut new = Self::new(now, layout);
+        let old_endpoint = |name: &str| self.layout.endpoints.iter().position(|spec| spec.name == name);
+        let old_model = |name: &str| self.layout.models.iter().position(|spec| spec.name == name);
+        for (at, (spec, state)) in new.layout.endpoints.iter().zip(&mut new.endpoints).enumerate() {
+            let Some(old_at) = old_endpoint(&spec.name) else { continue };
+            let Some((old, old_state)) = self.layout.endpoints.get(old_at).zip(self.endpoints.get(old_at))
+            else {
+                continue;
+            };
+            state.clone_from(old_state);
+            let ids = ((EndpointId(old_at), old.credential), (EndpointId(at), spec.credential));
+            new.rests.adopt(&self.rests, ids.0, ids.1);
+        }
+        for (at, model) in new.layout.models.iter().enumerate() {
+            let Some(old_at) = old_model(&model.name) else { continue };
+            for endpoint in &model.routes {
+                let name = new.layout.endpoints.get(endpoint.0).map(|spec| spec.name.as_str());
+                let Some(old_endpoint) = name.and_then(old_endpoint) else { continue };
+                let old = Route { model: ModelId(old_at), endpoint: EndpointId(old_endpoint) };
+                if let Some(state) = self.routes.get(&old) {
+                    new.routes.insert(Route { model: ModelId(at), endpoint: *endpoint }, state.clone());
+                }
+            }
+        }
+        new.budget = self.budget.clone();
+        new
+    }
+
+    /// Whom to ask.
+    pub fn candidates(&mut self, now: Instant, ask: &Ask<'_>, rng: &mut impl RngCore) -> Found {
+        let stands: Vec<Stand> = ask.models.iter().flat_map(|model| self.survey(now, *model, ask)).collect();
+        let mut place = None;
+        let mut order: Vec<Route> = vec![];
+        for model in ask.models {
+            let (of_model, taken) = self.order_of(now, *model, ask, &stands, rng);
+            place = place.or(taken);
+            // The same endpoint under a second name would be the same call again.
+            let fresh = |route: &Route| !order.iter().any(|known| known.endpoint == route.endpoint);
+            let fresh: Vec<_> = of_model.into_iter().filter(fresh).collect();
+            order.extend(fresh);
+        }
+        let mut refused: Vec<&Stand> = stands.iter().filter(|stand| stand.is_fall_back()).collect();
+        refused.sort_by_key(|stand| stand.refused_until());
+        let mut fall_backs: Vec<Route> = refused.iter().map(|stand| stand.route).collect();
+        if order.is_empty() {
+            if place.is_none() || fall_backs.is_empty() {
+                self.leave(place);
+                return nobody(now, &stands);
+            }
+            order = std::mem::take(&mut fall_backs);
+        }
+        if ask.preferences.no_fallbacks && ask.preferences.order.is_empty() {
+            fall_backs.clear();
+        }
+        let viable = order.len();
+        let class = PromptClass::of(ask.prompt_tokens);
+        Found::Plan(Plan { order, fall_backs, pass: Pass { form: ask.form, class, viable, begun: 0, place } })
+    }
+
+    /// Before an attempt. `last`: the planner's word that nobody is left behind it.
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        pass: &mut Pass,
+        route: Route,
+        last: bool,
+        rng: &mut impl RngCore,
+    ) -> Begun {
+        let Some(spec) = self.layout.endpoints.get(route.endpoint.0) else { return Begun::Refused(None) };
+        let (credential, head, event) = (spec.credential, spec.first_byte, spec.first_event);
+        let rest = self.rests.standing(now, route.endpoint, credential);
+        if matches!(rest, Standing::Resting { .. }) {
+            return Begun::Refused(None);
+        }
+        let limits = self.table(now, route, pass.form).limits(pass.class, head, event);
+        let lease_end = now + limits.event;
+        let nobody_else = pass.viable == 0 || pass.place.is_some();
+        let permit = match self.permit(now, route.endpoint, lease_end, nobody_else, pass.place.is_some()) {
+            Ok(permit) => permit,
+            Err(until) => {
+                pass.viable = pass.viable.saturating_sub(1);
+                return Begun::Refused(Some(until.min(now + PROBE_POLL)));
+            }
+        };
+        if pass.begun > 0 && !self.budget.withdraw(now) {
+            // The permit did nothing: neutral, so that its lease is free again.
+            self.end_permit(now, route.endpoint, permit, Verdict::Neutral, rng);
+            return Begun::BudgetSpent;
+        }
+        if pass.begun == 0 {
+            self.budget.deposit(now);
+        }
+        pass.begun += 1;
+        pass.viable = pass.viable.saturating_sub(1);
+        if rest == Standing::Trial {
+            self.rests.begin_trial(credential, lease_end);
+        }
+        if let Some((model, place)) = pass.place
+            && let Some(model) = self.models.get_mut(model.0)
+        {
+            model.gate.hold(place, lease_end);
+        }
+        if let Some(state) = self.endpoints.get_mut(route.endpoint.0) {
+            state.called = Some(now);
+        }
+        let watchdog = |limit: Duration| (!last).then_some(limit);
+        Begun::Go {
+            first_byte: watchdog(limits.head),
+            first_event: watchdog(limits.event),
+            ticket: Ticket {
+                route,
+                form: pass.form,
+                class: pass.class,
+                permit,
+                place: pass.place,
+                limits,
+                trial: rest == Standing::Trial,
+                answered: false,
+            },
+        }
+    }
+
+    /// The first meaningful event is in hand: the watchdogs learn, and a probe or a trial has succeeded.
+    pub fn answered(
+        &mut self,
+        now: Instant,
+        ticket: &mut Ticket,
+        timing: Timing,
+        rng: &mut impl RngCore,
+    ) -> Option<Notice> {
+        if std::mem::replace(&mut ticket.answered, true) {
+            return None;
+        }
+        self.learn(now, ticket, timing);
+        self.sign(now, ticket.route.endpoint, Sign::Life);
+        if let Some(credential) = self.credential(ticket.route.endpoint) {
+            self.rests.served(now, ticket.route.endpoint, credential);
+        }
+        if let Some((model, place)) = ticket.place
+            && let Some(model) = self.models.get_mut(model.0)
+        {
+            model.gate.succeeded(place);
+        }
+        let state = self.endpoints.get_mut(ticket.route.endpoint.0)?;
+        let change = state.breaker.probe_answered(now, ticket.permit, rng);
+        self.changed(now, ticket.route.endpoint, change)
+    }
+
+    /// An attempt has ended.
+    pub fn end(&mut self, now: Instant, ticket: Ticket, outcome: Outcome, rng: &mut impl RngCore) -> Ended {
+        match outcome {
+            Outcome::Served { tokens_per_second } => self.served(now, &ticket, tokens_per_second, rng),
+            Outcome::Failed { failure, wait, timing, reused } => {
+                self.failed(now, &ticket, &failure, wait, timing, reused, rng)
+            }
+            Outcome::CallerLeft => {
+                self.undecided(&ticket);
+                let endpoint = ticket.route.endpoint;
+                let notice = self.end_permit(now, endpoint, ticket.permit, Verdict::Neutral, rng);
+                Ended { not_before: None, notice }
+            }
+        }
+    }
+
+    /// A request is over, however it ended.
+    pub fn finish(&mut self, pass: Pass) {
+        self.leave(pass.place);
+    }
+
+    /// A free active check of an endpoint has passed: an open breaker lets a probe through at once.
+    pub fn check_passed(&mut self, now: Instant, endpoint: EndpointId) {
+        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+            state.breaker.check_passed(now);
+        }
+    }
+
+    /// Since when this node has been cut off from all its endpoints.
+    #[must_use]
+    pub const fn cut_off_since(&self) -> Option<Instant> {
+        self.node.since()
+    }
+
+    /// Credentials that somebody must look at.
+    pub fn alarms(&self) -> impl Iterator<Item = CredentialId> {
+        self.rests.alarms()
+    }
+
+    /// A credential has been replaced.
+    pub fn renewed(&mut self, credential: CredentialId) {
+        self.rests.renewed(credential);
+    }
+
+    /// What this board is about.
+    #[must_use]
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Where the routes of a model stand, in the order of the config.
+    #[must_use]
+    pub fn survey(&self, now: Instant, model: ModelId, ask: &Ask<'_>) -> Vec<Stand> {
+        let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
+        let stand = |endpoint: &EndpointId| {
+            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.endpoints.get(endpoint.0)?);
+            let route = Route { model, endpoint: *endpoint };
+            Some(Stand {
+                route,
+                weight: spec.weight,
+                factor: state.health.factor(now),
+                has_lost_weight: state.health.has_lost_weight(now),
+                share: state.health.share(now),
+                breaker: state.breaker.admission(now),
+                rest: self.rests.standing(now, *endpoint, spec.credential),
+                dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
+            })
+        };
+        routes.iter().filter_map(stand).collect()
+    }
+
+    /// The watchdogs that an attempt at this route would have.
+    pub fn limits(&mut self, now: Instant, route: Route, form: Form, prompt_tokens: u64) -> Option<Limits> {
+        let spec = self.layout.endpoints.get(route.endpoint.0)?;
+        let (head, event) = (spec.first_byte, spec.first_event);
+        Some(self.table(now, route, form).limits(PromptClass::of(prompt_tokens), head, event))
+    }
+
+    /// How many openings of an endpoint's breaker are not forgiven.
+    #[must_use]
+    pub fn openings(&self, endpoint: EndpointId) -> u32 {
+        self.endpoints.get(endpoint.0).map_or(0, |state| state.breaker.openings())
+    }
+
+    /// The order of one model, and the place at its gate if it has one.
+    fn order_of(
+        &mut self,
+        now: Instant,
+        id: ModelId,
+        ask: &Ask<'_>,
+        stands: &[Stand],
+        rng: &mut impl RngCore,
+    ) -> (Vec<Route>, Option<(ModelId, PlaceId)>) {
+        let Some((spec, model)) = self.layout.models.get(id.0).zip(self.models.get_mut(id.0)) else {
+            return (vec![], None);
+        };
+        let own = || stands.iter().filter(|stand| stand.route.model == id);
+        let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
+        let refused_by_breaker = admitted.is_empty() && own().any(Stand::is_fall_back);
+        let place = match model.gate.ask(now, refused_by_breaker, now + PLACE) {
+            Gate::Away => None,
+            Gate::Try(place) => Some((id, place)),
+            Gate::Full => return (vec![], None),
+        };
+        let mut candidates: Vec<Candidate> = admitted
+            .iter()
+            .map(|stand| {
+                let trial = if stand.rest == Standing::OnTrial { ON_TRIAL } else { 1.0 };
+                let weight = f64::from(stand.weight) * stand.factor * trial;
+                let weight = route::weight_in_share(weight, stand.share, rng);
+                Candidate { endpoint: stand.route.endpoint, weight }
+            })
+            .collect();
+        match spec.sort {
+            Sort::Weight => route::order(&mut candidates, rng),
+            Sort::WeightedRandom => route::spread(&mut candidates, rng),
+        }
+        let is_probe = |candidate: &Candidate| {
+            admitted.iter().any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
+        };
+        let mut routes: Vec<Route> = vec![];
+        if ask.preferences.fix_order() {
+            routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+            ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
+            return (routes, place);
+        }
+        // A half-open endpoint is asked by whoever comes: its success is what opens the way again.
+        if let Some(probe) = candidates.iter().position(is_probe) {
+            route::begin_with(&mut candidates, probe);
+        } else if let Some(lost) = lost_place(&candidates, &admitted)
+            && model.explorer.return_is_due(now, rng)
+        {
+            route::begin_with(&mut candidates, lost);
+        } else if model.explorer.is_due(now, rng)
+            && let Some(standby) = self.least_called(&candidates)
+        {
+            route::begin_with(&mut candidates, standby);
+        }
+        routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+        ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
+        (routes, place)
+    }
+
+    /// The place of the standby that was called longest ago.
+    fn least_called(&self, candidates: &[Candidate]) -> Option<usize> {
+        let called = |c: &Candidate| self.endpoints.get(c.endpoint.0).and_then(|state| state.called);
+        candidates.iter().enumerate().skip(1).min_by_key(|(_, c)| called(c)).map(|(place, _)| place)
+    }
+
+    /// What preferences may ask about a route.
+    #[must_use]
+    pub fn route_facts(&self, route: Route, form: Form) -> RouteFacts<'_> {
+        let spec = self.layout.endpoints.get(route.endpoint.0);
+        let state = self.routes.get(&route);
+        RouteFacts {
+            provider: spec.map_or("", |spec| spec.provider.as_str()),
+            price: spec.and_then(|spec| spec.price),
+            latency: state.and_then(|state| state.paces.get(index(form))?.median),
+            tokens_per_second: state.and_then(|state| state.speed.as_ref()?.merged_as_it_is().quantile(500)),
+            parameters: spec.and_then(|spec| spec.parameters.as_deref()),
+        }
+    }
+
+    fn permit(
+        &mut self,
+        now: Instant,
+        endpoint: EndpointId,
+        lease_end: Instant,
+        nobody_else: bool,
+        at_the_gate: bool,
+    ) -> Result<Permit, Instant> {
+        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return Err(now) };
+        if nobody_else {
+            let crowd = if at_the_gate { Crowd::AsTheGateSays } else { Crowd::One };
+            state.breaker.begin_anyway(now, lease_end, crowd)
+        } else {
+            state.breaker.begin(now, lease_end)
+        }
+    }
+
+    fn served(
+        &mut self,
+        now: Instant,
+        ticket: &Ticket,
+        tokens_per_second: Option<u64>,
+        rng: &mut impl RngCore,
+    ) -> Ended {
+        let endpoint = ticket.route.endpoint;
+        if let Some(speed) = tokens_per_second {
+            let state = self.routes.entry(ticket.route).or_default();
+            state.speed.get_or_insert_with(|| Window::new(now)).record(now, speed);
+        }
+        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+            state.health.record(now, true);
+        }
+        let notice = self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
+        Ended { not_before: None, notice }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one outcome, taken apart")]
+    fn failed(
+        &mut self,
+        now: Instant,
+        ticket: &Ticket,
+        failure: &Failure,
+        wait: Option<Duration>,
+        timing: Timing,
+        reused: bool,
+        rng: &mut impl RngCore,
+    ) -> Ended {
+        let endpoint = ticket.route.endpoint;
+        self.undecided(ticket);
+        if let Failure::Timeout(timer) = failure {
+            self.learn(now, ticket, censored(*timer, timing, ticket.limits));
+        }
+        let (not_before, alarm) = self.rest(now, endpoint, failure, wait);
+        let blame = match failure {
+            _ if failure.is_connect_type() => self.sign(now, endpoint, Sign::NoConnection),
+            // Silence says nothing about the network.
+            Failure::Timeout(_) | Failure::Broken | Failure::Ours => Blame::Endpoint,
+            Failure::Connect => Blame::Endpoint,
+            Failure::Status(_)
+            | Failure::Credential(_)
+            | Failure::Redirect
+            | Failure::NotAnAnswer(_)
+            | Failure::CallerFault(_) => self.sign(now, endpoint, Sign::Life),
+        };
+        let soft = reused && matches!(failure, Failure::Timeout(Timer::FirstByte | Timer::FirstEvent));
+        let verdict = match blame {
+            Blame::Node | Blame::NodeFromNow => Verdict::Neutral,
+            Blame::Endpoint if !failure.blames_endpoint() => Verdict::Neutral,
+            Blame::Endpoint if soft => Verdict::SoftFailure,
+            Blame::Endpoint => Verdict::Failure,
+        };
+        self.blame(now, endpoint, verdict, failure.is_connect_type());
+        let mut notice = self.end_permit(now, endpoint, ticket.permit, verdict, rng);
+        if blame == Blame::NodeFromNow {
+            self.take_back(now);
+            notice = Some(Notice::NodeCutOff);
+        }
+        if let (Some((model, _)), false) = (ticket.place, verdict == Verdict::Neutral) {
+            let all_refuse = !self.another_admits(now, model, None);
+            if let Some(model) = self.models.get_mut(model.0) {
+                model.gate.failed(all_refuse);
+            }
+        }
+        Ended { not_before, notice: alarm.or(notice) }
+    }
+
+    /// What the failure rests, and until when.
+    fn rest(
+        &mut self,
+        now: Instant,
+        endpoint: EndpointId,
+        failure: &Failure,
+        wait: Option<Duration>,
+    ) -> (Option<Instant>, Option<Notice>) {
+        let Some(credential) = self.credential(endpoint) else { return (None, None) };
+        match failure {
+            Failure::Status(429) => (Some(self.rests.rate_limited(now, credential, wait)), None),
+            Failure::Credential(_) => {
+                let until = self.rests.refused(now, credential);
+                (Some(until), Some(Notice::CredentialAlarm(credential)))
+            }
+            Failure::Status(408 | 500..) => match wait.filter(|wait| !wait.is_zero()) {
+                Some(wait) => (Some(self.rests.endpoint_asked(now, endpoint, wait)), None),
+                None => (None, None),
+            },
+            Failure::Status(_)
+            | Failure::Connect
+            | Failure::Timeout(_)
+            | Failure::Broken
+            | Failure::Redirect
+            | Failure::NotAnAnswer(_)
+            | Failure::CallerFault(_)
+            | Failure::Ours => (None, None),
+        }
+    }
+
+    fn blame(&mut self, now: Instant, endpoint: EndpointId, verdict: Verdict, connect: bool) {
+        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return };
+        let recent = |at: Instant| now.saturating_duration_since(at) <= TAKE_BACK;
+        if connect && state.before.as_ref().is_none_or(|(at, ..)| !recent(*at)) {
+            state.before = Some((now, state.health, state.breaker.clone()));
+        }
+        match verdict {
+            Verdict::Failure => state.health.record(now, false),
+            Verdict::SoftFailure => state.health.record_soft_failure(now),
+            Verdict::Success | Verdict::Neutral => {}
+        }
+    }
+
+    /// The failures of the last second were the node's: they are forgotten.
+    fn take_back(&mut self, now: Instant) {
+        for state in &mut self.endpoints {
+            if let Some((at, health, breaker)) = state.before.take()
+                && now.saturating_duration_since(at) <= TAKE_BACK
+            {
+                state.health = health;
+                state.breaker = breaker;
+            }
+        }
+    }
+
+    fn end_permit(
+        &mut self,
+        now: Instant,
+        endpoint: EndpointId,
+        permit: Permit,
+        verdict: Verdict,
+        rng: &mut impl RngCore,
+    ) -> Option<Notice> {
+        let failed = matches!(verdict, Verdict::Failure | Verdict::SoftFailure);
+        let others = if failed && self.is_needed(now, endpoint) { Others::None } else { Others::Admit };
+        let state = self.endpoints.get_mut(endpoint.0)?;
+        let change = state.breaker.end(now, permit, verdict, others, rng);
+        self.changed(now, endpoint, change)
+    }
+
+    fn changed(&mut self, now: Instant, endpoint: EndpointId, change: Change) -> Option<Notice> {
+        match change {
+            Change::None => None,
+            Change::Opened(until) => Some(Notice::Opened(until)),
+            Change::Closed => {
+                let state = self.endpoints.get_mut(endpoint.0)?;
+                state.health = Health::reopened(now);
+                Some(Notice::Closed)
+            }
+        }
+    }
+
+    /// Whether an endpoint is the last route of a model.
+    fn is_needed(&self, now: Instant, endpoint: EndpointId) -> bool {
+        let models = self.layout.models.iter().enumerate();
+        let of_it = models.filter(|(_, spec)| spec.routes.contains(&endpoint));
+        of_it.into_iter().any(|(at, _)| !self.another_admits(now, ModelId(at), Some(endpoint)))
+    }
+
+    fn another_admits(&self, now: Instant, model: ModelId, but: Option<EndpointId>) -> bool {
+        let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
+        routes.iter().filter(|endpoint| Some(**endpoint) != but).any(|endpoint| {
+            let closed = self
+                .endpoints
+                .get(endpoint.0)
+                .is_some_and(|state| !matches!(state.breaker.admission(now), Admission::Refused(_)));
+            let credential = self.credential(*endpoint);
+            closed
+                && credential.is_some_and(|credential| {
+                    !matches!(self.rests.standing(now, *endpoint, credential), Standing::Resting { .. })
+                })
+        })
+    }
+
+    fn sign(&mut self, now: Instant, endpoint: EndpointId, sign: Sign) -> Blame {
+        let provider = self.credential(endpoint).map_or(0, |credential| credential.provider);
+        self.node.note(now, endpoint, provider, sign)
+    }
+
+    /// The attempt said nothing about its credential: another call may be the trial.
+    fn undecided(&mut self, ticket: &Ticket) {
+        if let (true, false, Some(credential)) =
+            (ticket.trial, ticket.answered, self.credential(ticket.route.endpoint))
+        {
+            self.rests.end_trial(credential);
+        }
+    }
+
+    fn learn(&mut self, now: Instant, ticket: &Ticket, timing: Timing) {
+        let state = self.routes.entry(ticket.route).or_default();
+        if let Some(pace) = state.paces.get_mut(index(ticket.form)) {
+            pace.timings.record(now, ticket.class, timing);
+        }
+    }
+
+    fn table(&mut self, now: Instant, route: Route, form: Form) -> Table {
+        let fresh = |at: Instant| now.saturating_duration_since(at) < TABLE_AGE_MAX;
+        let known = self.routes.get(&route).and_then(|state| state.paces.get(index(form))?.table);
+        if let Some((at, table)) = known
+            && fresh(at)
+        {
+            return table;
+        }
+        let reasoning = self.layout.models.get(route.model.0).is_some_and(|spec| spec.reasoning);
+        let wide = self.wide(now, route.model, form);
+        let state = self.routes.entry(route).or_default();
+        let Some(pace) = state.paces.get_mut(index(form)) else {
+            return Table::learn(&Seen::default(), &wide, form, reasoning);
+        };
+        let own = pace.timings.seen(now);
+        let table = Table::learn(&own, &wide, form, reasoning);
+        pace.table = Some((now, table));
+        pace.median = own.median();
+        table
+    }
+
+    /// What a model has shown over all its endpoints.
+    fn wide(&mut self, now: Instant, model: ModelId, form: Form) -> Seen {
+        let fresh = |at: Instant| now.saturating_duration_since(at) < TABLE_AGE_MAX;
+        let slot = self.models.get(model.0).and_then(|state| state.wide.get(index(form))?.as_ref());
+        if let Some((_, seen)) = slot.filter(|(at, _)| fresh(*at)) {
+            return seen.clone();
+        }
+        let mut seen = Seen::default();
+        let routes = self.layout.models.get(model.0).map(|spec| spec.routes.clone()).unwrap_or_default();
+        for endpoint in routes {
+            let state = self.routes.get_mut(&Route { model, endpoint });
+            if let Some(pace) = state.and_then(|state| state.paces.get_mut(index(form))) {
+                seen.merge(&pace.timings.seen(now));
+            }
+        }
+        if let Some(slot) = self.models.get_mut(model.0).and_then(|state| state.wide.get_mut(index(form))) {
+            *slot = Some((now, seen.clone()));
+        }
+        seen
+    }
+
+    fn credential(&self, endpoint: EndpointId) -> Option<CredentialId> {
+        self.layout.endpoints.get(endpoint.0).map(|spec| spec.credential)
+    }
+
+    fn leave(&mut self, place: Option<(ModelId, PlaceId)>) {
+        if let Some((model, place)) = place
+            && let Some(model) = self.models.get_mut(model.0)
+        {
+            model.gate.leave(place);
+        }
+    }
+}
+
+impl EndpointState {
+    fn new(now: Instant) -> Self {
+        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, before: None }
+    }
+}
+
+/// A probe that has answered was counted then; only its breaking off would be news.
+fn verdict_of(ticket: &Ticket, verdict: Verdict) -> Verdict {
+    if ticket.answered && ticket.permit.is_probe() { Verdict::Neutral } else { verdict }
+}
+
+/// A call that was cut is a sample at the limit that cut it, or would have.
+fn censored(timer: Timer, timing: Timing, limits: Limits) -> Timing {
+    match timer {
+        // Of its first event nothing is known: with a fixed 50 ms to the head it says nothing about seconds.
+        Timer::FirstByte => Timing { head: Some(limits.head), event: None },
+        Timer::FirstEvent | Timer::Share if timing.event.is_none() => {
+            Timing { head: Some(timing.head.unwrap_or(limits.head)), event: Some(limits.event) }
+        }
+        Timer::FirstEvent | Timer::Share | Timer::Connect | Timer::Idle | Timer::StreamMax | Timer::Drain => {
+            Timing::default()
+        }
+    }
+}
+
+/// The place of a route that would stand before the first one if it had not failed.
+fn lost_place(candidates: &[Candidate], admitted: &[&Stand]) -> Option<usize> {
+    let stand = |c: &Candidate| admitted.iter().find(|stand| stand.route.endpoint == c.endpoint);
+    let first = stand(candidates.first()?)?;
+    let lost = |c: &Candidate| {
+        let stand = stand(c).filter(|s| s.has_lost_weight && s.weight >= first.weight);
+        stand.is_some_and(|s| s.rest != Standing::OnTrial)
+    };
+    candidates.iter().skip(1).position(lost).map(|place| place + 1)
+}
+
+fn nobody(now: Instant, stands: &[Stand]) -> Found {
+    let wanted: Vec<&Stand> = stands.iter().filter(|stand| stand.dropped.is_none()).collect();
+    if wanted.is_empty() && !stands.is_empty() {
+        let dropped = stands.iter().filter_map(|stand| Some((stand.route, stand.dropped.clone()?)));
+        return Found::NoneFits(dropped.collect());
+    }
+    let soonest = wanted.iter().filter_map(|stand| stand.refused_until()).min();
+    let limited = |stand: &&Stand| matches!(stand.rest, Standing::Resting { cause: Cause::RateLimit, .. });
+    Found::AllRefused {
+        soonest: soonest.unwrap_or(now + Duration::from_secs(1)),
+        rate_limited: !wanted.is_empty() && wanted.iter().all(limited),
+    }
+}
+
+const fn index(form: Form) -> usize {
+    match form {
+        Form::Stream => 0,
+        Form::Whole => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand_core::SeedableRng;
+    use rand_pcg::Pcg64Mcg;
+
+    use super::*;
+
+    const M: ModelId = ModelId(0);
+
+    struct Played {
+        board: Board,
+        now: Instant,
+        rng: Pcg64Mcg,
+    }
+
+    fn spec(n: usize, weight: u32) -> EndpointSpec {
+        EndpointSpec {
+            name: format!("e{n}"),
+            provider: format!("p{n}"),
+            credential: CredentialId { provider: n, index: 0 },
+            weight,
+            first_byte: Limit::Auto,
+            first_event: Limit::Auto,
+            price: None,
+            parameters: None,
+        }
+    }
+
+    fn layout(weights: &[u32]) -> Layout {
+        Layout {
+            endpoints: weights.iter().enumerate().map(|(n, w)| spec(n, *w)).collect(),
+            models: vec![ModelSpec {
+                name: "m".into(),
+                routes: (0..weights.len()).map(EndpointId).collect(),
+                reasoning: false,
+                sort: Sort::Weight,
+            }],
+        }
+    }
+
+    fn route(n: usize) -> Route {
+        Route { model: M, endpoint: EndpointId(n) }
+    }
+
+    fn failed(failure: Failure) -> Outcome {
+        Outcome::Failed { failure, wait: None, timing: Timing::default(), reused: false }
+    }
+
+    impl Played {
+        fn new(weights: &[u32]) -> Self {
+            let now = Instant::now();
+            Self { board: Board::new(now, layout(weights)), now, rng: Pcg64Mcg::seed_from_u64(1) }
+        }
+
+        fn wait(&mut self, ms: u64) {
+            self.now += Duration::from_millis(ms);
+        }
+
+        fn find(&mut self, preferences: &Preferences) -> Found {
+            let ask = Ask { models: &[M], form: Form::Stream, prompt_tokens: 10, preferences };
+            self.board.candidates(self.now, &ask, &mut self.rng)
+        }
+
+        fn plan(&mut self) -> Plan {
+            match self.find(&Preferences::default()) {
+                Found::Plan(plan) => plan,
+                Found::AllRefused { .. } | Found::NoneFits(_) => panic!("somebody can be asked"),
+            }
+        }
+
+        fn order(&mut self) -> Vec<usize> {
+            let plan = self.plan();
+            let order = plan.order.iter().map(|route| route.endpoint.0).collect();
+            self.board.finish(plan.pass);
+            order
+        }
+
+        fn begin(&mut self, pass: &mut Pass, n: usize, last: bool) -> Begun {
+            self.board.begin(self.now, pass, route(n), last, &mut self.rng)
+        }
+
+        /// One attempt at an endpoint, begun with a fresh pass.
+        fn attempt(&mut self, n: usize, outcome: Outcome) -> Ended {
+            let mut pass = self.plan().pass;
+            let Begun::Go { mut ticket, .. } = self.begin(&mut pass, n, false) else { panic!("refused") };
+            if matches!(outcome, Outcome::Served { .. }) {
+                let took = Some(Duration::from_millis(100));
+                let timing = Timing { head: took, event: took };
+                self.board.answered(self.now, &mut ticket, timing, &mut self.rng);
+            }
+            self.board.finish(pass);
+            self.board.end(self.now, ticket, outcome, &mut self.rng)
+        }
+
+        fn open(&mut self, n: usize) {
+            for _ in 0..5 {
+                self.attempt(n, failed(Failure::Status(500)));
+            }
+        }
+    }
+
+    const SERVED: Outcome = Outcome::Served { tokens_per_second: None };
+
+    #[test]
+    fn a_failing_endpoint_falls_behind_its_neighbour_within_three_calls() {
+        let mut played = Played::new(&[100, 80]);
+        assert_eq!(played.order(), [0, 1]);
+        for _ in 0..3 {
+            played.attempt(0, failed(Failure::Status(503)));
+        }
+        let first = (0..100).filter(|_| played.order()[0] == 1).count();
+        assert!(first > 80, "{first}");
+    }
+
+    #[test]
+    fn an_open_breaker_drops_a_route_out_of_the_order_and_into_the_fall_backs() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let plan = played.plan();
+        assert_eq!((plan.order, plan.fall_backs), (vec![route(1)], vec![route(0)]));
+    }
+
+    #[test]
+    fn a_fall_back_lets_one_through_at_a_time() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let (mut one, mut two) = (played.plan().pass, played.plan().pass);
+        assert!(matches!(played.begin(&mut one, 0, false), Begun::Refused(_)), "not before the others");
+        for pass in [&mut one, &mut two] {
+            let Begun::Go { ticket, .. } = played.begin(pass, 1, true) else { panic!("goes") };
+            played.board.end(played.now, ticket, failed(Failure::Connect), &mut played.rng);
+        }
+        assert!(matches!(played.begin(&mut one, 0, false), Begun::Go { .. }));
+        let Begun::Refused(Some(until)) = played.begin(&mut two, 0, false) else { panic!("one at a time") };
+        assert_eq!(until, played.now + PROBE_POLL);
+    }
+
+    #[test]
+    fn a_429_rests_every_endpoint_of_its_credential_and_blames_none() {
+        let now = Instant::now();
+        let mut layout = layout(&[100, 80, 60]);
+        layout.endpoints[1].credential = layout.endpoints[0].credential;
+        let mut played = Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) };
+        let wait = Some(Duration::from_secs(30));
+        let failure = Failure::Status(429);
+        let outcome = Outcome::Failed { failure, wait, timing: Timing::default(), reused: false };
+        let ended = played.attempt(0, outcome);
+        assert_eq!(ended.not_before, Some(now + Duration::from_secs(30)));
+        assert_eq!(played.order(), [2]);
+        assert!(played.plan().fall_backs.is_empty(), "a rest is no fall-back");
+        played.wait(30_000);
+        played.order(); // after thirty seconds one call explores
+        assert_eq!(played.order(), [0, 1, 2], "and it left no mark");
+    }
+
+    #[test]
+    fn all_rate_limited_says_so_with_the_soonest_end() {
+        let mut played = Played::new(&[100, 80]);
+        for (n, seconds) in [(0, 60), (1, 20)] {
+            let wait = Some(Duration::from_secs(seconds));
+            let failure = Failure::Status(429);
+            played.attempt(n, Outcome::Failed { failure, wait, timing: Timing::default(), reused: false });
+        }
+        let Found::AllRefused { soonest, rate_limited } = played.find(&Preferences::default()) else {
+            panic!("all rest")
+        };
+        assert_eq!((soonest, rate_limited), (played.now + Duration::from_secs(20), true));
+    }
+
+    #[test]
+    fn a_refused_credential_rests_with_an_alarm_and_tells_once_it_is_renewed() {
+        let mut played = Played::new(&[100, 80]);
+        let credential = CredentialId { provider: 0, index: 0 };
+        let ended = played.attempt(0, failed(Failure::Credential(401)));
+        assert_eq!(ended.notice, Some(Notice::CredentialAlarm(credential)));
+        assert_eq!(played.order(), [1]);
+        played.board.renewed(credential);
+        assert_eq!((played.order(), played.board.alarms().count()), (vec![0, 1], 0));
+    }
+
+    #[test]
+    fn when_every_breaker_is_open_one_request_tries_and_the_rest_are_told_when() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        played.open(1);
+        let mut plan = played.plan();
+        assert_eq!(plan.order.len(), 2, "the last resort");
+        let found = played.find(&Preferences::default());
+        assert!(matches!(found, Found::AllRefused { rate_limited: false, .. }), "{found:?}");
+        let endpoint = plan.order[0].endpoint.0;
+        let Begun::Go { mut ticket, .. } = played.begin(&mut plan.pass, endpoint, false) else {
+            panic!("goes")
+        };
+        assert!(ticket.is_probe());
+        played.board.answered(played.now, &mut ticket, Timing::default(), &mut played.rng);
+        played.board.finish(plan.pass);
+        let (_one, _two) = (played.plan(), played.plan());
+        assert!(matches!(played.find(&Preferences::default()), Found::AllRefused { .. }), "two, not three");
+    }
+
+    #[test]
+    fn a_closed_breaker_starts_slowly() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        played.wait(13_000);
+        assert_eq!(played.order()[0], 0, "half-open: the next call is the probe");
+        let notices: Vec<_> = (0..3).map(|_| played.attempt(0, SERVED).notice).collect();
+        assert_eq!(notices, [None, None, None], "told when it answered");
+        let first = (0..1_000).filter(|_| played.order()[0] == 0).count();
+        assert!((50..200).contains(&first), "{first}");
+        played.wait(30_000);
+        let first = (0..1_000).filter(|_| played.order()[0] == 0).count();
+        assert!(first > 970, "all but the exploring ones: {first}");
+    }
+
+    #[test]
+    fn a_nodes_own_fault_blames_nobody_not_even_in_hindsight() {
+        let mut played = Played::new(&[100, 80]);
+        let mut last = Ended::default();
+        for n in [0, 0, 0, 0, 1] {
+            last = played.attempt(n, failed(Failure::Connect));
+        }
+        assert_eq!(last.notice, Some(Notice::NodeCutOff));
+        for n in 0..20 {
+            played.attempt(n % 2, failed(Failure::Connect));
+        }
+        assert!(played.board.cut_off_since().is_some());
+        assert_eq!(played.order(), [0, 1], "as if nothing had been");
+        played.attempt(1, SERVED);
+        assert!(played.board.cut_off_since().is_none());
+    }
+
+    #[test]
+    fn the_last_candidate_has_no_watchdog_and_the_others_have() {
+        let mut played = Played::new(&[100, 80]);
+        let mut pass = played.plan().pass;
+        let Begun::Go { first_event, .. } = played.begin(&mut pass, 0, false) else { panic!("goes") };
+        assert_eq!(first_event, Some(Duration::from_secs(5)), "cold");
+        let Begun::Go { first_byte, first_event, .. } = played.begin(&mut pass, 1, true) else {
+            panic!("goes")
+        };
+        assert_eq!((first_byte, first_event), (None, None));
+    }
+
+    #[test]
+    fn extra_attempts_end_with_the_budget() {
+        let mut played = Played::new(&[100, 80]);
+        let mut pass = played.plan().pass;
+        let mut granted = 0;
+        while let Begun::Go { ticket, .. } = played.begin(&mut pass, 0, false) {
+            played.board.end(played.now, ticket, Outcome::CallerLeft, &mut played.rng);
+            granted += 1;
+        }
+        assert_eq!(granted, 101, "the first and a hundred more");
+        assert!(matches!(played.begin(&mut pass, 0, false), Begun::BudgetSpent));
+    }
+
+    #[test]
+    fn preferences_that_leave_nobody_say_which() {
+        let mut played = Played::new(&[100, 80]);
+        let only = Preferences { only: Some(vec!["nobody".into()]), ..Preferences::default() };
+        let Found::NoneFits(dropped) = played.find(&only) else { panic!("none fits") };
+        assert_eq!(dropped.len(), 2);
+        let order = Preferences { order: vec!["p1".into()], no_fallbacks: true, ..Preferences::default() };
+        let Found::Plan(plan) = played.find(&order) else { panic!("one fits") };
+        assert_eq!(plan.order, [route(1)]);
+    }
+
+    #[test]
+    fn a_reload_keeps_what_is_known_by_name() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let mut turned = layout(&[80, 100]);
+        turned.endpoints[0].name = "e1".into();
+        turned.endpoints[1].name = "e0".into();
+        played.board = played.board.reloaded(played.now, turned);
+        assert_eq!(played.order(), [0], "the open one has another place now");
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_of_failures_never_refuses_the_last_route(
+            outcomes in prop::collection::vec(0_u8..5, 1..300), seed: u64,
+        ) {
+            let mut played = Played::new(&[100]);
+            played.rng = Pcg64Mcg::seed_from_u64(seed);
+            let mut row = 0;
+            for outcome in outcomes {
+                played.wait(50);
+                row = if outcome < 2 { 0 } else { row + 1 };
+                let outcome = if outcome < 2 { SERVED } else { failed(Failure::Status(500)) };
+                let ended = played.attempt(0, outcome);
+                if row < 5 {
+                    prop_assert_eq!(ended.notice, None);
+                } else {
+                    break;
+                }
+            }
+        }
+
+        #[test]
+        fn whatever_happens_the_board_answers_and_never_names_a_route_twice(
+            steps in prop::collection::vec((0_u64..20_000, 0_u8..9, any::<bool>()), 1..80), seed: u64,
+        ) {
+            let mut played = Played::new(&[100, 80, 60]);
+            played.rng = Pcg64Mcg::seed_from_u64(seed);
+            for (wait, what, reused) in steps {
+                played.wait(wait);
+                let Found::Plan(mut plan) = played.find(&Preferences::default()) else { continue };
+                let mut all: Vec<_> = plan.order.iter().chain(&plan.fall_backs).copied().collect();
+                all.sort_by_key(|route| route.endpoint);
+                let before = all.len();
+                all.dedup();
+                prop_assert!(before == all.len() && !plan.order.is_empty());
+                let next = plan.order[0];
+                let Begun::Go { ticket, first_byte, first_event } =
+                    played.board.begin(played.now, &mut plan.pass, next, false, &mut played.rng)
+                else { continue };
+                prop_assert!(first_byte.is_some() && first_event >= Some(Duration::from_secs(1)));
+                let failure = match what {
+                    0 => Failure::Connect,
+                    1 => Failure::Timeout(Timer::FirstByte),
+                    2 => Failure::Timeout(Timer::FirstEvent),
+                    3 => Failure::Status(429),
+                    4 => Failure::Credential(401),
+                    5 => Failure::CallerFault(400),
+                    _ => Failure::Status(500),
+                };
+                let outcome = match what {
+                    7 => SERVED,
+                    8 => Outcome::CallerLeft,
+                    _ => Outcome::Failed { failure, wait: None, timing: Timing::default(), reused },
+                };
+                let ended = played.board.end(played.now, ticket, outcome, &mut played.rng);
+                prop_assert!(ended.not_before.is_none_or(|at| at > played.now));
+                played.board.finish(plan.pass);
+            }
+        }
+    }
+}
