@@ -16,12 +16,10 @@ use pingora_proxy::ProxyServiceBuilder;
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
-use crate::clock;
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
-use crate::pool::endpoint::Live;
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway};
 use crate::store::{Embedded, Holds};
@@ -58,10 +56,8 @@ pub fn run_with(
     // Pingora binds later and would panic: find out now.
     drop(TcpListener::bind(listen.http).with_context(|| format!("cannot bind listen.http {}", listen.http))?);
 
-    let now = clock::now();
-    let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base, now))).collect();
     let keys = std::mem::take(&mut booted.keys);
-    let pool = Arc::new(Pool::new(Snapshot { catalogue, routing, live }, keys));
+    let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing), keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
     let books = Arc::new(Books::new(

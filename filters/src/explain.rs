@@ -246,6 +246,7 @@ mod tests {
             name: "m".into(),
             routes: (0..3).map(EndpointId).collect(),
             reasoning: false,
+            explore: true,
             sort: Sort::Weight,
         };
         let endpoints = vec![endpoint(0, 100), endpoint(1, 80), endpoint(2, 60)];

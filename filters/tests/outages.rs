@@ -204,6 +204,7 @@ impl Sim {
                 name: "m".into(),
                 routes: (0..4).map(EndpointId).collect(),
                 reasoning: false,
+                explore: true,
                 sort: Sort::Weight,
             }],
         };

@@ -21,11 +21,11 @@ use subtle::ConstantTimeEq as _;
 
 use crate::books::{Books, Verb};
 use crate::drain::Drain;
+use crate::journal::Journal;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
 use crate::store::Holds;
-use crate::{clock, journal::Journal};
 
 /// What the port tells about.
 #[derive(Clone)]
@@ -131,9 +131,9 @@ impl Admin {
         self.metrics.journal_unposted.set(i64::try_from(self.journal.unposted()).unwrap_or(i64::MAX));
         self.metrics.ready.set(i64::from(self.unready().is_none()));
         let snapshot = self.pool.load();
-        let now = clock::now();
-        for (endpoint, live) in snapshot.catalogue.endpoints.iter().zip(&snapshot.live) {
-            self.metrics.endpoint_factor.with_label_values(&[&endpoint.name]).set(live.factor(now));
+        for (name, factor, may_be_asked) in snapshot.upstreams.standings() {
+            self.metrics.endpoint_factor.with_label_values(&[name]).set(factor);
+            self.metrics.endpoint_refused.with_label_values(&[name]).set(i64::from(!may_be_asked));
         }
     }
 }

@@ -11,6 +11,8 @@ use filters::hold::Limits;
 use filters::ids::EndpointId;
 use filters::money::amount::parse_decimal;
 use filters::money::{Amount, PriceCard, PriceList, Rate, Tier};
+use filters::route::Sort;
+use filters::upstream::watchdog::Limit;
 
 use super::{Faults, join, raw};
 use crate::secret::Secret;
@@ -60,6 +62,7 @@ pub struct Routing {
     pub deadline: Duration,
     pub attempts_max: u32,
     pub stream_max: Duration,
+    pub explore: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +94,9 @@ pub struct Model {
     pub price: PriceList,
     pub limits: Limits,
     pub tokenizer: Option<Tokenizer>,
+    /// It thinks before it speaks.
+    pub reasoning: bool,
+    pub sort: Sort,
     /// Never empty.
     pub routes: Vec<EndpointId>,
 }
@@ -148,8 +154,8 @@ impl BaseUrl {
 #[derive(Clone, Copy, Debug)]
 pub struct Timers {
     pub connect: Duration,
-    pub first_byte: Duration,
-    pub first_event: Duration,
+    pub first_byte: Limit,
+    pub first_event: Limit,
     pub idle: Duration,
 }
 
@@ -280,6 +286,7 @@ impl Check {
             deadline: raw.deadline.map_or(Duration::from_secs(540), |s| s.0),
             attempts_max: raw.attempts_max.unwrap_or(5),
             stream_max: raw.stream_max.map_or(Duration::from_secs(3600), |s| s.0),
+            explore: raw.explore.unwrap_or(true),
         };
         if !(1..=5).contains(&routing.attempts_max) {
             self.fault("routing.attempts_max", "must be from 1 to 5");
@@ -294,8 +301,8 @@ impl Check {
             |value: Option<raw::Span>, seconds| value.map_or_else(|| Duration::from_secs(seconds), |s| s.0);
         let timers = Timers {
             connect: span(raw.connect, 2),
-            first_byte: span(raw.first_byte, 15),
-            first_event: span(raw.first_event, 30),
+            first_byte: raw.first_byte.map_or(Limit::Auto, limit),
+            first_event: raw.first_event.map_or(Limit::Auto, limit),
             idle: span(raw.idle, 60),
         };
         self.check_timers("routing", &timers);
@@ -304,10 +311,12 @@ impl Check {
 
     fn check_timers(&mut self, path: &str, timers: &Timers) {
         let Timers { connect, first_byte, first_event, idle } = *timers;
-        let named =
-            [("connect", connect), ("first_byte", first_byte), ("first_event", first_event), ("idle", idle)];
-        for (name, value) in named {
-            self.positive(join(path, name), value);
+        self.positive(join(path, "connect"), connect);
+        self.positive(join(path, "idle"), idle);
+        for (name, limit) in [("first_byte", first_byte), ("first_event", first_event)] {
+            if let Limit::Fixed(value) = limit {
+                self.positive(join(path, name), value);
+            }
         }
     }
 
@@ -326,9 +335,8 @@ impl Check {
             let span = |value: Option<raw::Span>, default| value.map_or(default, |s: raw::Span| s.0);
             let timers = Timers {
                 connect: span(raw.connect, defaults.connect),
-                first_byte: span(raw.first_byte, defaults.first_byte),
-                // A first byte may take longer than an event by default only if told so.
-                first_event: span(raw.first_event, defaults.first_event),
+                first_byte: raw.first_byte.map_or(defaults.first_byte, limit),
+                first_event: raw.first_event.map_or(defaults.first_event, limit),
                 idle: span(raw.idle, defaults.idle),
             };
             self.check_timers(&path, &timers);
@@ -443,7 +451,18 @@ impl Check {
                 raw::TokenizerName::O200k => Tokenizer::O200k,
                 raw::TokenizerName::Cl100k => Tokenizer::Cl100k,
             });
-            let model = Model { name: name.clone(), price, limits, tokenizer, routes };
+            let model = Model {
+                name: name.clone(),
+                price,
+                limits,
+                tokenizer,
+                reasoning: raw.reasoning.unwrap_or(false),
+                sort: match raw.sort {
+                    None | Some(raw::SortName::Weight) => Sort::Weight,
+                    Some(raw::SortName::WeightedRandom) => Sort::WeightedRandom,
+                },
+                routes,
+            };
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
@@ -646,6 +665,13 @@ impl Check {
 }
 
 /// The machine's memory in bytes, or 4 GiB where it does not say.
+fn limit(raw: raw::Limit) -> Limit {
+    match raw {
+        raw::Limit::Auto => Limit::Auto,
+        raw::Limit::Fixed(span) => Limit::Fixed(span.0),
+    }
+}
+
 fn memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text

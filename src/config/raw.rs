@@ -97,18 +97,21 @@ pub struct Routing {
     /// Until an upstream connection stands, TLS included. Default 2s.
     #[deserr(default)]
     pub connect: Option<Span>,
-    /// From request sent to the response head. Default 15s.
+    /// From request sent to the response head: a time, or `auto`, learnt from past answers. Default auto.
     #[deserr(default)]
-    pub first_byte: Option<Span>,
-    /// From request sent to the first meaningful event. Default 30s.
+    pub first_byte: Option<Limit>,
+    /// From request sent to the first meaningful event: a time, or `auto`. Default auto.
     #[deserr(default)]
-    pub first_event: Option<Span>,
+    pub first_event: Option<Limit>,
     /// Between two pieces of an answer. Default 60s.
     #[deserr(default)]
     pub idle: Option<Span>,
     /// A whole answer. Default 60m.
     #[deserr(default)]
     pub stream_max: Option<Span>,
+    /// One call in a hundred begins with a standby, so that its speed is known when it is needed. Default true.
+    #[deserr(default)]
+    pub explore: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserr)]
@@ -146,10 +149,10 @@ pub struct Provider {
     pub connect: Option<Span>,
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
-    pub first_byte: Option<Span>,
+    pub first_byte: Option<Limit>,
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
-    pub first_event: Option<Span>,
+    pub first_event: Option<Limit>,
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub idle: Option<Span>,
@@ -182,8 +185,23 @@ pub struct Model {
     /// all.
     #[deserr(default)]
     pub tokenizer: Option<TokenizerName>,
+    /// It thinks before it speaks: learnt limits wait longer for it. Default false.
+    #[deserr(default)]
+    pub reasoning: Option<bool>,
+    /// Which route is asked first: the heaviest (`weight`), or any in proportion (`weighted_random`). Default weight.
+    #[deserr(default)]
+    pub sort: Option<SortName>,
     /// Who serves it.
     pub routes: Vec<Route>,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum SortName {
+    #[deserr(rename = "weight")]
+    Weight,
+    #[deserr(rename = "weighted_random")]
+    WeightedRandom,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]
@@ -393,6 +411,13 @@ pub struct Decimal(pub String);
 #[derive(Clone, Copy, Debug)]
 pub struct Span(pub Duration);
 
+/// A watchdog's limit: `auto`, or a time such as `5s`.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    Auto,
+    Fixed(Span),
+}
+
 /// A size such as `64KiB` or `32MiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
@@ -441,6 +466,18 @@ impl Deserr<Faults> for Span {
                 .map(Self)
                 .map_err(|e| unexpected(format!("`{text}` is no time such as 50ms, 2s or 10m ({e})"), at)),
             other => Err(wrong_kind(other, &[ValueKind::String], at)),
+        }
+    }
+}
+
+impl Deserr<Faults> for Limit {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        match value {
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
+            other => Span::deserialize_from_value(other, at).map(Self::Fixed),
         }
     }
 }

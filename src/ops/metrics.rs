@@ -3,7 +3,7 @@
 //! Labels have bounded values: names from the config, words from our own enums, status codes.
 
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
 use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
@@ -29,6 +29,8 @@ pub struct Metrics {
     pub first_event_seconds: HistogramVec,
     /// What an endpoint's health makes of its weight.
     pub endpoint_factor: GaugeVec,
+    /// Whether an endpoint is left alone: its breaker is open, or it rests.
+    pub endpoint_refused: IntGaugeVec,
     /// Calls in flight.
     pub in_flight: IntGauge,
     /// Holds that are open.
@@ -51,6 +53,15 @@ pub struct Metrics {
     pub ready: IntGauge,
     /// Unix time of the process's start.
     pub started: Gauge,
+}
+
+fn endpoint_factor() -> Opts {
+    Opts::new("tollgate_endpoint_factor", "What health makes of an endpoint's weight: 1 is all of it.")
+}
+
+fn endpoint_refused() -> Opts {
+    let help = "1 while an endpoint is left alone: its breaker is open, or it rests.";
+    Opts::new("tollgate_endpoint_refused", help)
 }
 
 impl Metrics {
@@ -86,16 +97,8 @@ impl Metrics {
                 "From request sent to the first meaningful event.",
                 &["endpoint"],
             )?,
-            endpoint_factor: register(
-                r,
-                GaugeVec::new(
-                    Opts::new(
-                        "tollgate_endpoint_factor",
-                        "What health makes of an endpoint's weight: 1 is all of it.",
-                    ),
-                    &["endpoint"],
-                )?,
-            )?,
+            endpoint_factor: register(r, GaugeVec::new(endpoint_factor(), &["endpoint"])?)?,
+            endpoint_refused: register(r, IntGaugeVec::new(endpoint_refused(), &["endpoint"])?)?,
             in_flight: gauge(r, "in_flight", "Calls in flight.")?,
             holds_open: gauge(r, "holds_open", "Holds that are open.")?,
             holds_denied: counters(r, "holds_denied_total", "Holds that were refused.", &["reason"])?,

@@ -1,6 +1,6 @@
-//! The live state of one endpoint: its health and its addresses.
+//! Where one endpoint is: its addresses. How it does knows [`super::upstreams`].
 //!
-//! Addresses come from a `pingora-load-balancing` [`Backends`] of the endpoint's own (a shared one
+//! They come from a `pingora-load-balancing` [`Backends`] of the endpoint's own (a shared one
 //! would merge endpoints behind one address), found by asynchronous DNS off the request path and
 //! used in turn. Choosing *among* endpoints is ours: that crate's weights are static and keyed by
 //! address.
@@ -8,11 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use filters::upstream::weight::Health;
 use pingora::{Error, ErrorType, OrErr};
 use pingora_load_balancing::discovery::ServiceDiscovery;
 use pingora_load_balancing::{Backend, Backends};
@@ -22,9 +20,8 @@ use crate::config::checked::BaseUrl;
 /// How long a look-up may take.
 const LOOKUP: Duration = Duration::from_secs(2);
 
-/// One endpoint's live state.
+/// One endpoint's addresses.
 pub struct Live {
-    health: Mutex<Health>,
     backends: Backends,
     turn: AtomicUsize,
 }
@@ -32,13 +29,9 @@ pub struct Live {
 impl Live {
     /// An endpoint of which nothing is known.
     #[must_use]
-    pub fn new(base: &BaseUrl, now: Instant) -> Self {
+    pub fn new(base: &BaseUrl) -> Self {
         let dns = Dns { host: base.host.clone(), port: base.port };
-        Self {
-            health: Mutex::new(Health::new(now)),
-            backends: Backends::new(Box::new(dns)),
-            turn: AtomicUsize::new(0),
-        }
+        Self { backends: Backends::new(Box::new(dns)), turn: AtomicUsize::new(0) }
     }
 
     /// Looks its addresses up. A look-up that fails keeps the old ones.
@@ -64,17 +57,6 @@ impl Live {
             all.iter().filter(|b| self.backends.ready(b)).filter_map(|b| b.addr.as_inet().copied()).collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(ready.len())?;
         ready.get(turn).copied()
-    }
-
-    /// Notes how a call ended.
-    pub fn record(&self, now: Instant, success: bool) {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).record(now, success);
-    }
-
-    /// What health makes of its weight.
-    #[must_use]
-    pub fn factor(&self, now: Instant) -> f64 {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).factor(now)
     }
 }
 

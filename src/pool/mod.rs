@@ -2,6 +2,7 @@
 
 pub mod endpoint;
 pub mod keys;
+pub mod upstreams;
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use arc_swap::ArcSwap;
 use crate::config::checked::{Catalogue, Routing};
 use endpoint::Live;
 use keys::KeyTable;
+use upstreams::Upstreams;
 
 /// One consistent view; a request keeps the one that it began with.
 pub struct Snapshot {
@@ -17,6 +19,17 @@ pub struct Snapshot {
     pub routing: Routing,
     /// By `EndpointId`, beside `catalogue.endpoints`.
     pub live: Vec<Arc<Live>>,
+    pub upstreams: Arc<Upstreams>,
+}
+
+impl Snapshot {
+    /// A first view of a catalogue.
+    #[must_use]
+    pub fn new(catalogue: Catalogue, routing: Routing) -> Self {
+        let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base))).collect();
+        let upstreams = Upstreams::new(&catalogue, &routing);
+        Self { catalogue, routing, live, upstreams }
+    }
 }
 
 /// The current snapshot, swapped in whole.

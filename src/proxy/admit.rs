@@ -11,11 +11,13 @@ use filters::attempt::Planner;
 use filters::dialect::Dialect;
 use filters::facts::Facts;
 use filters::hold::{self, Bound};
+use filters::ids::ModelId;
 use filters::limit::{Kind, Over};
 use filters::meter;
 use filters::money::{Amount, CostError};
-use filters::route::{self, Candidate};
+use filters::upstream::board::{Found, Plan, Route};
 use filters::upstream::deadline::Deadline;
+use filters::upstream::watchdog::Form;
 use filters::verdict::{Reason, Rejection};
 
 use super::bodies::Reserved;
@@ -33,7 +35,6 @@ use crate::{clock, entropy};
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The largest body whose tokens are counted, in bytes: about a tenth of a second of one core.
 const COUNT_BYTES_MAX: usize = 1 << 20;
-
 /// A larger body is read off the threads that serve; this one takes about a millisecond.
 const READ_AT_ONCE_BYTES: usize = 256 << 10;
 
@@ -55,8 +56,19 @@ impl Gateway {
         let facts = read(ctx.dialect, &body.bytes).await?;
         let model = find_model(&snapshot, &principal, ctx.dialect, &facts.model)?;
         let wish = Wish { ctx, principal: &principal, model: &model, facts: &facts };
-        let (ticket, bound) = self.hold(&wish, &body.bytes).await?;
-        let planner = plan(&snapshot, &model, ctx.dialect);
+        let plan = wish.candidates(&snapshot)?;
+        let (ticket, bound) = match self.hold(&wish, &body.bytes).await {
+            Ok(held) => held,
+            Err(rejection) => {
+                snapshot.upstreams.finish(plan.pass);
+                return Err(rejection);
+            }
+        };
+        let now = clock::now();
+        let ids = |routes: &[Route]| routes.iter().map(|route| route.endpoint).collect();
+        let deadline = Deadline::new(now, snapshot.routing.deadline);
+        let planner = Planner::new(ids(&plan.order), snapshot.routing.attempts_max, deadline)
+            .falling_back_on(now, ids(&plan.fall_backs));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
             own_input: wish.own_input(),
@@ -65,6 +77,9 @@ impl Gateway {
             facts,
             bound,
             planner,
+            routed: plan.order.first().map_or(ModelId(0), |route| route.model),
+            pass: Some(plan.pass),
+            unseen: None,
             tried: vec![],
             current: None,
             gate,
@@ -165,6 +180,27 @@ impl Wish<'_> {
         hold::amount(bound, self.model.price.reachable(bound.input, self.facts.tier))
     }
 
+    /// Room 3: whom to ask, or why nobody can be asked.
+    fn candidates(&self, snapshot: &Snapshot) -> Result<Plan, Rejection> {
+        let form = if self.facts.stream { Form::Stream } else { Form::Whole };
+        let upstreams = &snapshot.upstreams;
+        match upstreams.candidates(&self.model.name, self.ctx.dialect, form, self.own_input()) {
+            Found::Plan(plan) => Ok(plan),
+            Found::AllRefused { soonest, rate_limited } => {
+                let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);
+                let (reason, message) = if rate_limited {
+                    (Reason::RateLimited, "Every upstream of this model is over its rate limit.")
+                } else {
+                    (Reason::NoUpstream, "No upstream of this model can be asked right now.")
+                };
+                Err(Rejection::new(reason, message).retry_after(wait))
+            }
+            Found::NoneFits(_) => {
+                Err(Rejection::new(Reason::NoUpstream, "No upstream of this model fits the request."))
+            }
+        }
+    }
+
     fn own_input(&self) -> u64 {
         let input = &self.facts.input;
         meter::own_input(input.text_bytes, input.messages, input.inline_images)
@@ -220,23 +256,6 @@ fn limited(scope: &str, over: Over) -> Rejection {
 fn too_dear(_: CostError) -> Rejection {
     let message = "The call could cost more than can be held. Ask for fewer output tokens.";
     Rejection::new(Reason::InvalidValue, message)
-}
-
-/// Room 3: the model's endpoints that speak the caller's dialect, in the order in which they are tried.
-fn plan(snapshot: &Snapshot, model: &Model, dialect: Dialect) -> Planner {
-    let now = clock::now();
-    let mut candidates: Vec<Candidate> = model
-        .routes
-        .iter()
-        .filter_map(|id| {
-            let (endpoint, live) = snapshot.catalogue.endpoints.get(id.0).zip(snapshot.live.get(id.0))?;
-            (endpoint.provider.dialect == dialect).then_some(())?;
-            Some(Candidate { endpoint: *id, weight: f64::from(endpoint.weight) * live.factor(now) })
-        })
-        .collect();
-    entropy::with_rng(|rng| route::order(&mut candidates, rng));
-    let order = candidates.into_iter().map(|c| c.endpoint).collect();
-    Planner::new(order, snapshot.routing.attempts_max, Deadline::new(now, snapshot.routing.deadline))
 }
 
 /// The model of that name, if this key may use it and somebody serves it in this dialect.

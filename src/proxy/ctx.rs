@@ -11,8 +11,9 @@ use filters::dialect::Dialect;
 use filters::exhausted::Tried;
 use filters::facts::Facts;
 use filters::hold::Bound;
-use filters::ids::EndpointId;
+use filters::ids::{EndpointId, ModelId};
 use filters::money::Amount;
+use filters::upstream::board::Pass;
 use pingora::{Error, ErrorType};
 
 use super::gate::Gate;
@@ -20,6 +21,7 @@ use super::keyed::First;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::pool::endpoint::Live;
+use crate::pool::upstreams::Leg;
 use crate::pool::{Snapshot, keys::Principal};
 
 /// A phase came in the wrong order.
@@ -58,6 +60,12 @@ pub(super) struct Call {
     pub(super) bound: Bound,
     pub(super) own_input: u64,
     pub(super) planner: Planner,
+    /// The model as the board knows it.
+    pub(super) routed: ModelId,
+    /// Given back when the call is over.
+    pub(super) pass: Option<Pass>,
+    /// The attempt that is sent again, since nobody saw it.
+    pub(super) unseen: Option<Leg>,
     pub(super) tried: Vec<Tried>,
     pub(super) current: Option<Current>,
     pub(super) gate: Arc<Gate>,

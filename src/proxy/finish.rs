@@ -1,6 +1,9 @@
 //! Rooms 8 and 9: settle once, record, say one line.
 
+use std::time::Duration;
+
 use filters::answer::Ended;
+use filters::upstream::board::Outcome;
 use pingora_proxy::Session;
 
 use super::ctx::{Call, Ctx, Stage};
@@ -11,6 +14,8 @@ use crate::clock;
 
 /// The status of a call whose caller left, as nginx logs it. Nobody receives it.
 const CALLER_LEFT: u16 = 499;
+/// A shorter stream tells nothing of an endpoint's speed.
+const SPEED_TOLD_AFTER_MS: u128 = 200;
 
 impl Gateway {
     /// The last room of every request.
@@ -27,8 +32,9 @@ impl Gateway {
         let ended = call.as_ref().map_or(Ended::Not, |call| call.gate.ended());
         let left = call.as_ref().is_some_and(|call| call.gate.caller_has_left());
         let status = if left && ended != Ended::Properly { CALLER_LEFT } else { sent.unwrap_or(CALLER_LEFT) };
-        if let Some(call) = &call {
-            self.record_attempt(ctx, call, &ended);
+        let mut call = call;
+        if let Some(call) = &mut call {
+            self.record_attempt(ctx, call, &ended, &receipt);
             self.record_money(call, &receipt);
         }
         if let Some(first) = ctx.keyed.take() {
@@ -42,20 +48,29 @@ impl Gateway {
     }
 
     /// The attempt that served, or was cut: its health, its metric, its decision line.
-    fn record_attempt(&self, ctx: &Ctx, call: &Call, ended: &Ended) {
+    fn record_attempt(&self, ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) {
         let now = clock::now();
+        if let Some((leg, timing, reused)) = call.gate.take_leg() {
+            leg.ended(match ended {
+                Ended::Properly => {
+                    let streamed = call.gate.streamed_for();
+                    Outcome::Served { tokens_per_second: speed(receipt.used.usage.output, streamed) }
+                }
+                Ended::Broken(failure) => {
+                    Outcome::Failed { failure: failure.clone(), wait: None, timing, reused }
+                }
+                // That says nothing of the endpoint.
+                Ended::Not => Outcome::CallerLeft,
+            });
+        }
+        if let Some(pass) = call.pass.take() {
+            call.snapshot.upstreams.finish(pass);
+        }
         let Some(current) = call.current else { return };
-        let Ok((endpoint, live)) = call.endpoint(current.endpoint) else { return };
+        let Ok((endpoint, _)) = call.endpoint(current.endpoint) else { return };
         let (outcome, reason) = match ended {
-            Ended::Properly => {
-                live.record(now, true);
-                ("served", "ok")
-            }
-            Ended::Broken(failure) => {
-                live.record(now, false);
-                ("cut", failure.word())
-            }
-            // The caller left: that says nothing of the endpoint.
+            Ended::Properly => ("served", "ok"),
+            Ended::Broken(failure) => ("cut", failure.word()),
             Ended::Not => ("left", "caller_left"),
         };
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), outcome]).inc();
@@ -93,6 +108,13 @@ impl Gateway {
         tokens.with_label_values(&[call.model.name.as_str(), "input"]).inc_by(used.usage.prompt());
         tokens.with_label_values(&[call.model.name.as_str(), "output"]).inc_by(used.usage.output);
     }
+}
+
+/// Output tokens per second, where the stream was long enough to tell.
+fn speed(tokens: u64, streamed: Duration) -> Option<u64> {
+    let millis = streamed.as_millis();
+    (millis >= SPEED_TOLD_AFTER_MS).then_some(())?;
+    u64::try_from(u128::from(tokens) * 1000 / millis).ok()
 }
 
 /// One line a call, always with the same fields.

@@ -31,6 +31,8 @@ use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
 use filters::purse::{LeftEarly, Standings};
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, Timer};
+use filters::upstream::rest::{self, UnixSeconds};
+use filters::upstream::watchdog::Timing;
 use filters::verdict::UpstreamError;
 use http::HeaderMap;
 use pingora::http::{RequestHeader, ResponseHeader};
@@ -47,6 +49,7 @@ use super::bodies::Reserved;
 use super::headers::{self, Answered};
 use crate::clock;
 use crate::config::checked::Model;
+use crate::pool::upstreams::Leg;
 use crate::store::{Charge, Holds, Ticket};
 
 /// The attempt was refused before the commit; [`Gate::take_failure`] says why.
@@ -81,6 +84,8 @@ pub(super) struct Attempt {
     pub(super) answer: Answer,
     pub(super) limits: Limits,
     pub(super) bill: Bill,
+    /// For the board; taken when the attempt ends.
+    pub(super) leg: Option<Leg>,
     pub(super) request_id: String,
     pub(super) stream: bool,
     /// The output bound of one choice, where it was lowered.
@@ -124,6 +129,10 @@ struct State {
     attempt: Option<Attempt>,
     sent: Sent,
     head_seen: bool,
+    /// From request sent to the head.
+    head_after: Option<Duration>,
+    /// The connection had served others before.
+    reused: bool,
     retry_after: Option<Duration>,
     last_piece: Instant,
     /// When the terminal event went out.
@@ -184,6 +193,8 @@ impl Gate {
             attempt: None,
             sent: Sent::NotYet,
             head_seen: false,
+            head_after: None,
+            reused: false,
             retry_after: None,
             last_piece: clock::now(),
             done_at: None,
@@ -209,13 +220,16 @@ impl Gate {
         state.attempt = Some(attempt);
         state.sent = Sent::NotYet;
         state.head_seen = false;
+        state.head_after = None;
+        state.reused = false;
         state.retry_after = None;
         state.failed = None;
     }
 
     /// The attempt has its connection.
-    pub(super) fn connected(&self, socket: RawFd) {
+    pub(super) fn connected(&self, socket: RawFd, reused: bool) {
         let mut state = self.lock();
+        state.reused = reused;
         let bytes = state.attempt.as_ref().map_or(0, |a| a.body.len());
         if bytes > SENT_AT_ONCE_BYTES
             && let Some(acked_before) = bytes_acked(socket)
@@ -299,6 +313,23 @@ impl Gate {
     /// From request sent to the first meaningful event.
     pub(super) fn first_event(&self) -> Option<Duration> {
         self.lock().first_event
+    }
+
+    /// The attempt as the board knows it, how far it came, and whether its connection had served others.
+    /// There is none when its end was told already.
+    pub(super) fn take_leg(&self) -> Option<(Leg, Timing, bool)> {
+        let mut state = self.lock();
+        let timing = state.timing();
+        let reused = state.reused;
+        state.attempt.as_mut()?.leg.take().map(|leg| (leg, timing, reused))
+    }
+
+    /// From the first meaningful event to the latest piece.
+    pub(super) fn streamed_for(&self) -> Duration {
+        let state = self.lock();
+        let Sent::At(sent) = state.sent else { return Duration::ZERO };
+        let whole = state.last_piece.saturating_duration_since(sent);
+        whole.saturating_sub(state.first_event.unwrap_or(whole))
     }
 
     /// How the committed answer ended.
@@ -410,6 +441,10 @@ impl State {
         Some(LeftEarly { provider_cost, cost: cost_of_prompt, allowance: bill.abandoned_max })
     }
 
+    fn timing(&self) -> Timing {
+        Timing { head: self.head_after, event: self.first_event }
+    }
+
     /// A piece of the upstream's response: what does it come to?
     fn take(&mut self, task: HttpTask) -> Vec<Step> {
         let now = clock::now();
@@ -420,11 +455,13 @@ impl State {
             HttpTask::Header(head, _) if head.status.is_informational() => vec![],
             HttpTask::Header(head, end) => {
                 self.head_seen = true;
-                self.retry_after = retry_after(&head);
-                let text = |name| head.headers.get(name).and_then(|v| v.to_str().ok());
-                let kind = text(http::header::CONTENT_TYPE);
-                let mut steps =
-                    vec![answer.head(head.status.as_u16(), kind, text(http::header::CONTENT_ENCODING))];
+                if let Sent::At(sent) = self.sent {
+                    self.head_after = Some(now.saturating_duration_since(sent));
+                }
+                let text = |name: &str| head.headers.get(name).and_then(|v| v.to_str().ok());
+                self.retry_after = rest::wait(text, UnixSeconds(clock::unix_ms().unsigned_abs() / 1000));
+                let kind = text("content-type");
+                let mut steps = vec![answer.head(head.status.as_u16(), kind, text("content-encoding"))];
                 if end && let Some(Step::Hold) = steps.last() {
                     steps.push(answer.end());
                 }
@@ -525,12 +562,6 @@ pub(super) fn failure_of(error: &Error) -> Failure {
         | ErrorType::SocketError => Failure::Connect,
         _ => Failure::Broken,
     }
-}
-
-/// `Retry-After` in seconds, as most providers send it.
-fn retry_after(head: &ResponseHeader) -> Option<Duration> {
-    let seconds = head.headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).min(Duration::from_secs(600)))
 }
 
 /// Bytes that the peer's kernel has acknowledged: `tcpi_bytes_acked` of Linux' `struct tcp_info`
@@ -674,6 +705,10 @@ impl Guard {
         let mut state = self.gate.lock();
         if let Sent::At(sent) = state.sent {
             state.first_event = Some(clock::now().saturating_duration_since(sent));
+        }
+        let timing = state.timing();
+        if let Some(leg) = state.attempt.as_mut().and_then(|a| a.leg.as_mut()) {
+            leg.answered(timing);
         }
         // No other attempt can follow: the request's body has done its work.
         state.source = None;

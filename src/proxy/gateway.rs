@@ -80,13 +80,13 @@ impl ProxyHttp for Gateway {
     async fn connected_to_upstream(
         &self,
         _session: &mut Session,
-        _reused: bool,
+        reused: bool,
         _peer: &HttpPeer,
         socket: std::os::fd::RawFd,
         _digest: Option<&Digest>,
         ctx: &mut Ctx,
     ) -> Result<()> {
-        ctx.call()?.gate.connected(socket);
+        ctx.call()?.gate.connected(socket, reused);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use filters::dialect::Shape;
 use filters::exhausted::{Tried, verdict};
 use filters::ids::EndpointId;
 use filters::meter::Ceiling;
+use filters::upstream::board::{Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
@@ -17,7 +18,8 @@ use pingora::{Error, ErrorType, RetryType};
 use super::ctx::{Call, Ctx, Current};
 use super::gate::{Attempt, Bill, Limits, failure_of};
 use super::gateway::Gateway;
-use crate::clock;
+use crate::pool::upstreams::{Asked, Leg};
+use crate::{clock, entropy};
 
 /// The plan is at its end.
 const EXHAUSTED: ErrorType = ErrorType::new("no further attempt");
@@ -36,8 +38,35 @@ impl Gateway {
         loop {
             let now = clock::now();
             let call = ctx.call()?;
-            let NextAttempt::Try { endpoint: id, share, last } = call.planner.next_attempt(now) else {
-                return Error::e_explain(EXHAUSTED, "every candidate had its try, or time is up");
+            if self.drain.is_cut() {
+                return Error::e_explain(EXHAUSTED, "the process leaves");
+            }
+            let (id, share, last) = match call.planner.next_attempt(now) {
+                NextAttempt::Try { endpoint, share, last } => (endpoint, share, last),
+                NextAttempt::WaitUntil(at) => {
+                    tokio::time::sleep_until(at.into()).await;
+                    continue;
+                }
+                NextAttempt::Stop(_) => {
+                    return Error::e_explain(EXHAUSTED, "every candidate had its try, or time is up");
+                }
+            };
+            let leg = match ask(call, id, last) {
+                Asked::Go(leg) => leg,
+                Asked::Refused(until) => {
+                    call.planner.refused(now, until);
+                    continue;
+                }
+                Asked::BudgetSpent => {
+                    tracing::warn!(
+                        request_id,
+                        "too many extra attempts in all: this call makes no further one"
+                    );
+                    return Error::e_explain(
+                        EXHAUSTED,
+                        "all calls together have made too many extra attempts",
+                    );
+                }
             };
             if call.first_attempt.is_none() {
                 call.first_attempt = Some(now);
@@ -47,7 +76,7 @@ impl Gateway {
             let live = Arc::clone(call.endpoint(id)?.1);
             let connect = call.endpoint(id)?.0.provider.timers.connect.min(share);
             let address = tokio::time::timeout(connect, live.address()).await;
-            let attempt = attempt(call, id, share, last, &request_id)?;
+            let attempt = attempt(call, id, share, leg, &request_id)?;
             call.gate.begin(attempt);
             if let Ok(Some(address)) = address {
                 return Ok(Box::new(peer(call, id, address, connect)?));
@@ -78,6 +107,7 @@ impl Gateway {
         let known = call.gate.take_failure();
         // Closed before any byte of a response, on a pooled connection: the request was not seen.
         if known.is_none() && reused && is_stale(error) && call.planner.resend() {
+            call.unseen = call.gate.take_leg().map(|(leg, ..)| leg);
             return Ok(true);
         }
         let tried = known.unwrap_or_else(|| Tried {
@@ -94,10 +124,12 @@ impl Gateway {
         let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
         let Some(current) = call.current.take() else { return Ok(false) };
-        let (endpoint, live) = call.endpoint(current.endpoint)?;
-        if tried.failure.blames_endpoint() {
-            live.record(now, false);
-        }
+        let not_before = call.gate.take_leg().and_then(|(leg, timing, reused)| {
+            let (failure, wait) = (tried.failure.clone(), tried.retry_after);
+            leg.ended(Outcome::Failed { failure, wait, timing, reused })
+        });
+        entropy::with_rng(|rng| call.planner.failed(now, &tried.failure, not_before, rng));
+        let (endpoint, _) = call.endpoint(current.endpoint)?;
         let mut tried = tried;
         if let Some(credential) = &endpoint.provider.credential {
             tried.error.mask(credential.expose());
@@ -139,6 +171,18 @@ impl Gateway {
     }
 }
 
+/// May this one be asked now? One that is sent again, since nobody saw it, was asked already.
+fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
+    if let Some(leg) = call.unseen.take() {
+        return Asked::Go(leg);
+    }
+    let route = Route { model: call.routed, endpoint };
+    match &mut call.pass {
+        Some(pass) => call.snapshot.upstreams.begin(pass, route, last),
+        None => Asked::Refused(None),
+    }
+}
+
 /// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only.
 fn is_stale(error: &Error) -> bool {
     error.retry == RetryType::ReusedOnly
@@ -148,7 +192,7 @@ fn attempt(
     call: &Call,
     id: EndpointId,
     share: Duration,
-    last: bool,
+    leg: Leg,
     request_id: &str,
 ) -> pingora::Result<Attempt> {
     let now = clock::now();
@@ -173,19 +217,18 @@ fn attempt(
         public_model: call.model.name.clone(),
         request_id: request_id.to_owned(),
     };
-    // Killing the only route helps nobody: the last candidate has its share and no watchdog.
-    let watchdog = |limit: Duration| (!last).then_some(limit);
     Ok(Attempt {
         body: call.gate.edited(edits),
         answer: Answer::new(dialect, shape, Rules::default()),
         limits: Limits {
-            first_byte: watchdog(timers.first_byte),
-            first_event: watchdog(timers.first_event),
+            first_byte: leg.first_byte,
+            first_event: leg.first_event,
             share_until: now + share,
             idle: timers.idle,
             stream_until: now + call.snapshot.routing.stream_max,
         },
         bill,
+        leg: Some(leg),
         request_id: request_id.to_owned(),
         stream: call.facts.stream,
         clamped: call.bound.lowered,

@@ -335,8 +335,7 @@ async fn when_nobody_serves_the_last_failure_gives_the_error() {
         assert_eq!(gateway.spent(1), 0, "{fault}");
     }
     let hung = claude(r#"{"fault":{"kind":"hang_before_head"}}"#).await;
-    let gateway =
-        Setup::new(&[hung.address()]).dialect("anthropic").with("routing: { deadline: 600ms }").start();
+    let gateway = Setup::new(&[hung.address()]).dialect("anthropic").routing("deadline: 600ms").start();
     let answer = ask(stream()).send(gateway.http).await;
     assert_error(&answer, 504, "timeout_error", "upstream_timeout");
 }

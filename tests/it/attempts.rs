@@ -147,7 +147,7 @@ async fn the_only_candidate_has_no_watchdog_but_its_share_of_the_deadline() {
     let answer = Call::post(stream_request()).send(gateway.http).await;
     assert_eq!(answer.status, 200, "slower than first_event, yet nobody else could serve");
     let hung = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
-    let gateway = Setup::new(&[hung.address()]).with("routing: { deadline: 900ms }").start();
+    let gateway = Setup::new(&[hung.address()]).routing("deadline: 900ms").start();
     let answer = Call::post(stream_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.code().as_str()), (504, "upstream_timeout"));
 }

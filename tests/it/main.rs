@@ -24,6 +24,7 @@ mod limits;
 mod money;
 mod operators;
 mod repeats;
+mod routing;
 mod simulation;
 mod streams;
 mod support;

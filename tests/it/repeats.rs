@@ -53,7 +53,7 @@ async fn a_streams_repeat_is_told_where_its_cost_is() {
 #[tokio::test]
 async fn a_call_that_failed_may_be_tried_again_under_its_key() {
     let only = upstream(script(r#"{"fault":{"kind":"status","code":500},"fault_count":1}"#)).await;
-    let gateway = Setup::new(&[only.address()]).start();
+    let gateway = Setup::new(&[only.address()]).routing("attempts_max: 1").start();
     let call = || Call::post(whole_request()).header("idempotency-key", "k-1");
     assert_eq!(call().send(gateway.http).await.status, 502);
     assert_eq!(call().send(gateway.http).await.status, 200);

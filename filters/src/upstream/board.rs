@@ -84,6 +84,8 @@ pub struct ModelSpec {
     pub reasoning: bool,
     /// How its order is made.
     pub sort: Sort,
+    /// Some calls begin with a standby, or with a route that lost its place, to learn how they do.
+    pub explore: bool,
 }
 
 /// What a board is about. Ids are places in these lists.
@@ -584,6 +586,15 @@ impl Board {
         Some(self.table(now, route, form).limits(PromptClass::of(prompt_tokens), head, event))
     }
 
+    /// What health makes of an endpoint's weight, and whether it may be asked.
+    #[must_use]
+    pub fn endpoint(&self, now: Instant, id: EndpointId) -> Option<(f64, bool)> {
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.endpoints.get(id.0)?);
+        let rests = matches!(self.rests.standing(now, id, spec.credential), Standing::Resting { .. });
+        let refused = matches!(state.breaker.admission(now), Admission::Refused(_));
+        Some((state.health.factor(now), !rests && !refused))
+    }
+
     /// How many openings of an endpoint's breaker are not forgiven.
     #[must_use]
     pub fn openings(&self, endpoint: EndpointId) -> u32 {
@@ -636,10 +647,12 @@ impl Board {
         if let Some(probe) = candidates.iter().position(is_probe) {
             route::begin_with(&mut candidates, probe);
         } else if let Some(lost) = lost_place(&candidates, &admitted)
+            && spec.explore
             && model.explorer.return_is_due(now, rng)
         {
             route::begin_with(&mut candidates, lost);
-        } else if model.explorer.is_due(now, rng)
+        } else if spec.explore
+            && model.explorer.is_due(now, rng)
             && let Some(standby) = self.least_called(&candidates)
         {
             route::begin_with(&mut candidates, standby);
@@ -1028,6 +1041,7 @@ mod tests {
                 name: "m".into(),
                 routes: (0..weights.len()).map(EndpointId).collect(),
                 reasoning: false,
+                explore: true,
                 sort: Sort::Weight,
             }],
         }

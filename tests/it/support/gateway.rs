@@ -33,6 +33,7 @@ pub struct Setup {
     dialect: &'static str,
     mixed: bool,
     drain_max: &'static str,
+    routing: String,
 }
 
 /// A running gateway.
@@ -58,6 +59,7 @@ impl Setup {
             dialect: "openai",
             mixed: false,
             drain_max: "10s",
+            routing: String::new(),
         }
     }
 
@@ -104,6 +106,12 @@ impl Setup {
         self
     }
 
+    /// More of the block `routing:`. The heaviest route is asked first: nothing explores in a test.
+    pub fn routing(mut self, yaml: &str) -> Self {
+        self.routing = format!(", {yaml}");
+        self
+    }
+
     /// How long calls may go on after SIGTERM.
     pub fn drain_max(mut self, time: &'static str) -> Self {
         self.drain_max = time;
@@ -136,7 +144,7 @@ impl Setup {
                 "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let Self { extra, balance, key, account, model, drain_max, .. } = self;
+        let Self { extra, balance, key, account, model, drain_max, routing, .. } = self;
         let price = format!("price: {price}");
         let model = match model.as_str() {
             "" => price,
@@ -147,6 +155,7 @@ impl Setup {
             "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
+             routing: {{ explore: false{routing} }}\n\
              {extra}\
              providers:\n{providers}\
              models:\n  {name}:\n    {model}\n    \
@@ -258,6 +267,14 @@ impl Gateway {
         let text = page.text();
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
+    /// The value of a metric of one endpoint.
+    pub async fn endpoint_metric(&self, name: &str, endpoint: &str) -> f64 {
+        let text = self.admin_page("/metrics").await.text();
+        let start = format!("{name}{{endpoint=\"{endpoint}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {start} in\n{text}"))
     }
 
     /// Waits until a metric has a value.

@@ -1,0 +1,175 @@
+//! How every upstream does, shared by all requests of a snapshot.
+//!
+//! The rules are [`filters::upstream::board`]'s; here is the one lock around them, which is never held
+//! over a wait, and the log lines for what changes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use filters::dialect::Dialect;
+use filters::ids::{CredentialId, EndpointId, ModelId};
+use filters::preferences::Preferences;
+use filters::upstream::board::{
+    Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
+};
+use filters::upstream::watchdog::{Form, Timing};
+
+use crate::config::checked::{Catalogue, Routing};
+use crate::{clock, entropy};
+
+/// What a node knows of its upstreams.
+pub struct Upstreams {
+    board: Mutex<Board>,
+    /// One model of the config is as many for the board as its routes speak dialects.
+    models: HashMap<String, HashMap<Dialect, ModelId>>,
+    /// By [`EndpointId`].
+    names: Vec<String>,
+}
+
+/// One attempt, as far as the board has to hear of it. Ends once; a dropped one counts for nothing.
+pub struct Leg {
+    upstreams: Arc<Upstreams>,
+    ticket: Ticket,
+    /// Its watchdog to the head, unless it is the last candidate.
+    pub first_byte: Option<Duration>,
+    /// Its watchdog to the first meaningful event, unless it is the last candidate.
+    pub first_event: Option<Duration>,
+}
+
+/// Whether an attempt may go.
+pub enum Asked {
+    /// It may.
+    Go(Leg),
+    /// Not there; perhaps later.
+    Refused(Option<Instant>),
+    /// All calls together have made too many extra attempts.
+    BudgetSpent,
+}
+
+impl Upstreams {
+    /// Upstreams of which nothing is known yet.
+    #[must_use]
+    pub fn new(catalogue: &Catalogue, routing: &Routing) -> Arc<Self> {
+        let mut providers: Vec<&str> = vec![];
+        let mut endpoints = vec![];
+        for endpoint in &catalogue.endpoints {
+            let provider = endpoint.provider.name.as_str();
+            let index = providers.iter().position(|known| *known == provider).unwrap_or_else(|| {
+                providers.push(provider);
+                providers.len() - 1
+            });
+            endpoints.push(EndpointSpec {
+                name: endpoint.name.clone(),
+                provider: provider.to_owned(),
+                credential: CredentialId { provider: index, index: 0 },
+                weight: endpoint.weight,
+                first_byte: endpoint.provider.timers.first_byte,
+                first_event: endpoint.provider.timers.first_event,
+                price: None,
+                parameters: None,
+            });
+        }
+        let mut models = vec![];
+        let mut ids: HashMap<String, HashMap<Dialect, ModelId>> = HashMap::new();
+        for model in catalogue.models.values() {
+            for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
+                let speaks = |id: &EndpointId| {
+                    catalogue.endpoints.get(id.0).is_some_and(|e| e.provider.dialect == dialect)
+                };
+                let routes: Vec<EndpointId> = model.routes.iter().copied().filter(speaks).collect();
+                if routes.is_empty() {
+                    continue;
+                }
+                ids.entry(model.name.clone()).or_default().insert(dialect, ModelId(models.len()));
+                let (name, reasoning, sort) = (model.name.clone(), model.reasoning, model.sort);
+                models.push(ModelSpec { name, routes, reasoning, sort, explore: routing.explore });
+            }
+        }
+        let names = endpoints.iter().map(|spec| spec.name.clone()).collect();
+        let board = Board::new(clock::now(), Layout { endpoints, models });
+        Arc::new(Self { board: Mutex::new(board), models: ids, names })
+    }
+
+    /// Whom to ask for a model. `prompt_tokens` is an estimate.
+    #[must_use]
+    pub fn candidates(&self, model: &str, dialect: Dialect, form: Form, prompt_tokens: u64) -> Found {
+        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
+        let ask = Ask {
+            models: id.map(std::slice::from_ref).unwrap_or_default(),
+            form,
+            prompt_tokens,
+            preferences: &Preferences::default(),
+        };
+        entropy::with_rng(|rng| self.lock().candidates(clock::now(), &ask, rng))
+    }
+
+    /// Before an attempt. `last`: nobody is left behind it.
+    pub fn begin(self: &Arc<Self>, pass: &mut Pass, route: Route, last: bool) -> Asked {
+        match entropy::with_rng(|rng| self.lock().begin(clock::now(), pass, route, last, rng)) {
+            Begun::Go { ticket, first_byte, first_event } => {
+                Asked::Go(Leg { upstreams: Arc::clone(self), ticket, first_byte, first_event })
+            }
+            Begun::Refused(until) => Asked::Refused(until),
+            Begun::BudgetSpent => Asked::BudgetSpent,
+        }
+    }
+
+    /// A call is over, however it ended.
+    pub fn finish(&self, pass: Pass) {
+        self.lock().finish(pass);
+    }
+
+    /// For each endpoint: its name, what health makes of its weight, and whether it may be asked.
+    #[must_use]
+    pub fn standings(&self) -> Vec<(&str, f64, bool)> {
+        let (now, board) = (clock::now(), self.lock());
+        let named = self.names.iter().enumerate().filter_map(|(at, name)| {
+            let (factor, may_be_asked) = board.endpoint(now, EndpointId(at))?;
+            Some((name.as_str(), factor, may_be_asked))
+        });
+        named.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, notice: Option<Notice>, endpoint: EndpointId) {
+        let endpoint = self.names.get(endpoint.0).map_or("", String::as_str);
+        match notice {
+            None => {}
+            Some(Notice::Opened(until)) => {
+                let seconds = until.saturating_duration_since(clock::now()).as_secs();
+                tracing::warn!(endpoint, seconds, "an endpoint fails: it is not asked for a while");
+            }
+            Some(Notice::Closed) => tracing::info!(endpoint, "an endpoint is well again"),
+            Some(Notice::CredentialAlarm(_)) => {
+                tracing::error!(endpoint, "the provider refuses our credential, or its quota is used up");
+            }
+            Some(Notice::NodeCutOff) => {
+                tracing::error!("no upstream can be reached from this node: its own network fails");
+            }
+        }
+    }
+}
+
+impl Leg {
+    /// The first meaningful event is in hand.
+    pub fn answered(&mut self, timing: Timing) {
+        let endpoint = self.ticket.route().endpoint;
+        let mut board = self.upstreams.lock();
+        let notice = entropy::with_rng(|rng| board.answered(clock::now(), &mut self.ticket, timing, rng));
+        drop(board);
+        self.upstreams.say(notice, endpoint);
+    }
+
+    /// How it ended; answers when the endpoint may be asked again.
+    pub fn ended(self, outcome: Outcome) -> Option<Instant> {
+        let Self { upstreams, ticket, .. } = self;
+        let endpoint = ticket.route().endpoint;
+        let ended = entropy::with_rng(|rng| upstreams.lock().end(clock::now(), ticket, outcome, rng));
+        upstreams.say(ended.notice, endpoint);
+        ended.not_before
+    }
+}
