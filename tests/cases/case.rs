@@ -213,6 +213,11 @@ pub enum Absence {
 pub struct Step {
     #[serde(default)]
     pub on: Option<String>,
+    /// The head is enough: `true`, or `"part": "head"`.
+    #[serde(default)]
+    pub head: bool,
+    #[serde(default)]
+    pub part: Option<String>,
     #[serde(default)]
     pub proto: Option<String>,
     #[serde(default)]
@@ -293,26 +298,31 @@ pub struct Expect {
     pub connection_closed: Option<bool>,
     pub aborted: Option<bool>,
     pub interim: Option<Vec<u16>>,
-    pub interim_within_ms: Option<u64>,
+    pub interim_within_ms: Option<AtMost>,
     pub headers: Option<BTreeMap<String, Want>>,
     pub headers_on: Option<BTreeMap<String, BTreeMap<String, Want>>>,
     pub client_text: Option<Want>,
     pub client_text_len: Option<Want>,
     pub tool_calls: Option<Value>,
+    #[serde(deserialize_with = "one_or_many")]
     pub body_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub body_not_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub body_matches: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub body_not_matches: Vec<String>,
     pub body_is_json: Option<bool>,
     pub body_json: Option<BTreeMap<String, Want>>,
+    #[serde(deserialize_with = "one_or_many")]
     pub body_absent: Vec<String>,
     pub every_data_is_json: Option<bool>,
     pub every_line_matches: Option<String>,
     pub count: Option<BTreeMap<String, Want>>,
     pub chunked_end: Option<String>,
     pub encoding_consistent: Option<bool>,
-    pub first_event_within_ms: Option<u64>,
-    pub within_ms: Option<u64>,
+    pub first_event_within_ms: Option<AtMost>,
+    pub within_ms: Option<AtMost>,
     pub latency_ms: Option<BTreeMap<String, u64>>,
     pub recovers_within_ms: Option<u64>,
 
@@ -323,17 +333,23 @@ pub struct Expect {
     pub upstream_headers: Option<BTreeMap<String, Want>>,
     pub upstream_path: Option<Want>,
     pub upstream_body_json: Option<BTreeMap<String, Want>>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_body_absent: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_body_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_body_not_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_raw_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_raw_not_contains: Vec<String>,
     pub upstream_keys_used: Option<Vec<String>>,
+    #[serde(deserialize_with = "one_or_many")]
     pub upstream_closed: Vec<String>,
-    pub upstream_closed_within_ms: Option<u64>,
+    pub upstream_closed_within_ms: Option<AtMost>,
     pub open_upstream_connections: Option<Want>,
-    pub breaker: Option<String>,
-    pub breaker_by: Option<BTreeMap<String, String>>,
+    pub breaker: Option<Want>,
+    pub breaker_by: Option<BTreeMap<String, Want>>,
     pub credential_state: Option<BTreeMap<String, String>>,
 
     pub billed_prompt_tokens: Option<Want>,
@@ -364,16 +380,26 @@ pub struct Expect {
     pub consistent_model: Option<bool>,
     pub alive_after: Option<bool>,
     pub later: Option<Later>,
-    pub also: Option<BTreeMap<String, Expect>>,
+    pub also: Option<BTreeMap<String, Also>>,
     pub during: Option<BTreeMap<String, Want>>,
     pub after_restart: Option<Box<Expect>>,
     pub exit_code: Option<Want>,
     pub log_status: Option<Want>,
+    #[serde(deserialize_with = "one_or_many")]
     pub log_contains: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
     pub log_not_contains: Vec<String>,
     pub rss_growth_mb_max: Option<u64>,
     pub check: Option<String>,
 }
+
+/// A time in milliseconds: a plain number is the most that it may be.
+#[derive(Clone, Debug)]
+pub struct AtMost(pub Want);
+
+/// What one more request is answered: a plain number is its status.
+#[derive(Clone, Debug)]
+pub struct Also(pub Expect);
 
 /// One more call, some time after the case.
 #[derive(Clone, Debug, Deserialize)]
@@ -386,7 +412,19 @@ pub struct Later {
 impl Case {
     /// Reads one line.
     pub fn parse(line: &str) -> Result<Self, String> {
-        serde_json::from_str(line).map_err(|e| e.to_string())
+        let mut case: Self = serde_json::from_str(line).map_err(|e| e.to_string())?;
+        case.delay_heads();
+        Ok(case)
+    }
+
+    /// `repro` may say what the scripts leave out: "delays its head 500 ms".
+    fn delay_heads(&mut self) {
+        let told = regex::Regex::new(r"delays its head (\d+) ms").expect("a pattern");
+        let delay = told.captures(&self.repro).and_then(|found| found[1].parse().ok()).unwrap_or(0);
+        let heads = self.upstreams.iter_mut().flat_map(|u| &mut u.script).filter(|step| step.status.is_some());
+        for head in heads {
+            head.delay_ms = head.delay_ms.max(delay);
+        }
     }
 
     /// Every call of the case, whichever field it stands in.
@@ -423,6 +461,34 @@ impl Headers {
 
     pub fn remove(&mut self, name: &str) {
         self.0.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
+    }
+}
+
+impl<'de> Deserialize<'de> for AtMost {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Self(match Want::deserialize(from)? {
+            Want::Is(most) => Want::Within { min: None, max: most.as_f64() },
+            other => other,
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Also {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(from)?;
+        if value.is_object() {
+            return serde_json::from_value(value).map(Self).map_err(D::Error::custom);
+        }
+        let status = serde_json::from_value(value).map_err(D::Error::custom)?;
+        Ok(Self(Expect { status: Some(status), ..Expect::default() }))
+    }
+}
+
+/// A text or a list of them.
+fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    match Value::deserialize(from)? {
+        Value::String(one) => Ok(vec![one]),
+        many => serde_json::from_value(many).map_err(D::Error::custom),
     }
 }
 

@@ -16,6 +16,7 @@ mod gateway;
 mod h2wire;
 mod infra;
 mod play;
+mod selfcheck;
 mod sse;
 mod upstream;
 mod variants;
@@ -129,6 +130,7 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
 
 /// Whether nothing failed.
 async fn play_all(args: &Args) -> Result<bool, String> {
+    selfcheck::all().await;
     let mut cases = vec![];
     for path in &args.paths {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;

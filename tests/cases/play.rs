@@ -22,6 +22,8 @@ const ADMIN_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/metrics"];
 const SETTLING: Duration = Duration::from_secs(3);
 /// The same behind very many calls.
 const SETTLING_MANY: Duration = Duration::from_secs(10);
+/// How long they may take behind a restart.
+const RESTARTING: Duration = Duration::from_secs(15);
 /// How long a process may take to leave beyond its grace time.
 const LEAVING: Duration = Duration::from_secs(3);
 
@@ -89,6 +91,9 @@ async fn run(case: &Case) -> Result<Outcome, String> {
     for (_, act) in acts.iter().filter(|(when, _)| *when == When::Before) {
         infra::perform(act, case, &mut gateways, &upstreams).await?;
     }
+    if case.expect.rss_growth_mb_max.is_some() {
+        warm_up(case, &mut gateways, &upstreams).await?;
+    }
     let books = Books::of(&folder.path().join("data"));
     let old: BTreeSet<String> = books.settlements()?.into_iter().map(|s| s.hold).collect();
     let lines_before: Vec<usize> = gateways.iter().map(|gateway| gateway.log().len()).collect();
@@ -98,7 +103,7 @@ async fn run(case: &Case) -> Result<Outcome, String> {
     let during = Arc::new(Mutex::new(BTreeMap::new()));
     let (calls, acted) = {
         let calling = load(case, &gateways, &acts);
-        let acting = timed(case, &gateways, &acts);
+        let acting = timed(&gateways, &acts);
         let watching = watch(case, &gateways[0], Arc::clone(&during));
         tokio::pin!(calling);
         tokio::pin!(watching);
@@ -125,12 +130,11 @@ async fn run(case: &Case) -> Result<Outcome, String> {
     if exit.is_some() && acts.iter().any(|(when, act)| *when == When::AfterKill && matches!(act, Act::Restart)) {
         let again = Instant::now();
         gateways[0].restart()?;
-        let within = case.expect.after_restart.as_ref().and_then(|e| e.within_ms).unwrap_or(15_000);
-        restarted = Some(settled(&mut gateways, Duration::from_millis(within), 0).await.then(|| again.elapsed()));
+        restarted = Some(settled(&mut gateways, RESTARTING).await.then(|| again.elapsed()));
     } else if exit.is_none() {
         let count: usize = calls.iter().map(Vec::len).sum();
         let patience = if count >= 100 { SETTLING_MANY } else { SETTLING };
-        settled(&mut gateways, patience, lines_before[0]).await;
+        settled(&mut gateways, patience).await;
         logged(&gateways, &lines_before, count).await;
     }
     let alive = gateways[0].exit_code().is_none();
@@ -200,7 +204,7 @@ async fn balance(case: &Case) -> Result<i64, String> {
     let mut gateways = start_gateways(&keyed, &upstreams, &folder, 1_000_000_000_000)?;
     let client = alone.calls().next().ok_or("the case has no call")?;
     Sent::of(client)?.call(gateways[0].http).await;
-    settled(&mut gateways, SETTLING, 0).await;
+    settled(&mut gateways, SETTLING).await;
     let settlements = Books::of(&folder.path().join("data")).settlements()?;
     let held = settlements.first().ok_or("the hold of the request cannot be measured: there was none")?.held;
     Ok((times * held as f64) as i64)
@@ -298,8 +302,19 @@ async fn group(case: &Case, client: &Client, gateways: &[Gateway], full_minute: 
     Ok(done.into_iter().map(|(_, exchange)| exchange).collect())
 }
 
+/// As many calls as the case makes at once: what allocators keep of a first load is no leak.
+async fn warm_up(case: &Case, gateways: &mut [Gateway], upstreams: &Upstreams) -> Result<(), String> {
+    for client in case.calls() {
+        let few = Client { repeat: client.repeat.map(|n| n.min(200)), schedule_ms: vec![], ..client.clone() };
+        group(case, &few, gateways, false).await?;
+    }
+    settled(gateways, SETTLING).await;
+    upstreams.values().for_each(|upstream| upstream.forget());
+    Ok(())
+}
+
 /// Actions at their times, while calls are under way.
-async fn timed(_case: &Case, gateways: &[Gateway], acts: &[(When, Act)]) -> Result<(), String> {
+async fn timed(gateways: &[Gateway], acts: &[(When, Act)]) -> Result<(), String> {
     let began = Instant::now();
     for (when, act) in acts {
         let When::AtMs(ms) = when else { continue };
@@ -362,7 +377,7 @@ async fn metrics_of(gateways: &mut [Gateway]) -> Vec<Sample> {
 }
 
 /// Waits until nothing is in flight, no hold is open and the ledger has everything.
-async fn settled(gateways: &mut [Gateway], patience: Duration, _from: usize) -> bool {
+async fn settled(gateways: &mut [Gateway], patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
         let samples = metrics_of(gateways).await;

@@ -100,6 +100,8 @@ pub enum Mode {
     Failing(u16),
     /// With a good whole answer: the case is over and something is asked about it.
     Good,
+    /// It was asked before the case began.
+    Forgotten,
 }
 
 /// A request that came.
@@ -187,6 +189,14 @@ impl Scripted {
 
     pub fn set_mode(&self, mode: Mode) {
         self.state().mode = mode;
+    }
+
+    /// Begins again, as if nothing had been asked; connections stay.
+    pub fn forget(&self) {
+        let mut state = self.state();
+        (state.next, state.overrun) = (0, 0);
+        // Indices of requests under way stay good.
+        state.asked.iter_mut().for_each(|asked| asked.mode = Mode::Forgotten);
     }
 
     /// The requests that the script was played for.
@@ -334,7 +344,7 @@ impl Scripted {
         let piece = match asked.mode {
             Mode::Failing(status) => whole(status, "application/json", &failing_body(status)),
             Mode::Good => whole(200, "application/json", &good_body(&asked.path)),
-            Mode::Script => {
+            Mode::Script | Mode::Forgotten => {
                 let number = state.next;
                 state.next += 1;
                 if let Some(piece) = self.piece(number) {
@@ -521,7 +531,9 @@ fn pieces(script: &[Step]) -> Result<Vec<Piece>, String> {
     let mut pieces: Vec<Piece> = vec![];
     for (index, step) in script.iter().enumerate() {
         if let Some(on) = &step.on {
+            let head = step.head || step.part.as_deref() == Some("head");
             let trigger = match on.as_str() {
+                "request" if head => Trigger::Head,
                 "request" => Trigger::Request,
                 "head" | "request_head" | "request head" => Trigger::Head,
                 "unread" => Trigger::Unread,

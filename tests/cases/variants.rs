@@ -10,7 +10,7 @@ use regex::{Captures, Regex};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::case::{Absence, Case, Client, Expect, Framing, Infra, Members, Step, Upstream};
+use super::case::{Absence, AtMost, Case, Client, Expect, Framing, Infra, Members, Step, Upstream};
 use super::want::Want;
 
 /// A case or one of its variants.
@@ -67,8 +67,12 @@ const CHANGES: &[Change] = &[
     (r"^one byte per (?:write|read)$", |case, _| dribble(case, "1")),
     (r"^(CR|LF|CRLF)(?: only| line ends?)?$", |case, found| line_ends(case, &found[1])),
     (r"^(GET|PUT|DELETE|PATCH|HEAD|OPTIONS|POST)(?: (/\S*))?$", |case, found| method(case, found)),
+    (
+        r"^((?:prompt|completion|total|cached|cache_\w+|input|output|reasoning|audio)(?:_input|_read)?_tokens): ?(.+)$",
+        |case, found| usage_field(case, &found[1], &found[2]),
+    ),
     (r"^([a-z][a-z_]*): ?(.+)$", |case, found| body_field(case, &found[1], &found[2])),
-    (r"^([A-Z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*): (.+)$", |case, found| header(case, &found[1], &found[2])),
+    (r"^([A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*): (.+)$", |case, found| header(case, &found[1], &found[2])),
     (r"^((?:Bearer|Basic|Digest|Token|bearer|BEARER)\b.*)$", |case, found| authorization(case, &found[1])),
     (r"^load is rejected, old config stays$", |case, _| reload_aliases(case)),
     (r"^(.*)$", |case, found| literal(case, &found[1])),
@@ -145,7 +149,7 @@ fn expect_outcome(case: &mut Case, outcome: &str) -> Result<(), String> {
             client_text: case.expect.client_text.clone(),
             body_contains: vec!["\"error\"".to_owned()],
             attempts: Some(Want::Is(1.into())),
-            breaker: Some("failure".to_owned()),
+            breaker: Some(Want::Is("failure".into())),
             ..Expect::default()
         };
         return Ok(());
@@ -181,7 +185,7 @@ fn expect_clause(case: &mut Case, clause: &str) -> Result<(), String> {
     let within = Regex::new(r"^(\d{3}) within (\d+) ms$").expect("a pattern");
     if let Some(found) = within.captures(clause) {
         expect_status(case, vec![found[1].parse().map_err(|_| "no status")?]);
-        case.expect.within_ms = found[2].parse().ok();
+        case.expect.within_ms = Some(AtMost(Want::Within { min: None, max: found[2].parse().ok() }));
         return Ok(());
     }
     let mut statuses = vec![];
@@ -232,7 +236,7 @@ fn served_by_u1(case: &mut Case) -> Result<(), String> {
     let expect = &mut case.expect;
     expect.attempts = Some(Want::Is(2.into()));
     (expect.breaker, expect.upstream_requests) = (None, None);
-    expect.breaker_by = Some([("u0".to_owned(), "failure".to_owned())].into());
+    expect.breaker_by = Some([("u0".to_owned(), Want::Is("failure".into()))].into());
     Ok(())
 }
 
@@ -374,6 +378,24 @@ fn served_tier(case: &mut Case, tier: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A number of the usage that an upstream reports.
+fn usage_field(case: &mut Case, name: &str, value: &str) -> Result<(), String> {
+    let field = Regex::new(&format!(r#""{name}":\s*[^,}}]+"#)).map_err(|e| e.to_string())?;
+    let with = format!("\"{name}\": {value}");
+    let mut found = false;
+    for step in case.upstreams.iter_mut().flat_map(|u| &mut u.script) {
+        if let Some(body) = step.body.as_ref().filter(|body| field.is_match(body.get())) {
+            step.body = Some(raw(&field.replace_all(body.get(), regex::NoExpand(&with)))?);
+            found = true;
+        }
+        if let Some(bytes) = step.bytes.as_ref().filter(|bytes| field.is_match(bytes)) {
+            step.bytes = Some(field.replace_all(bytes, regex::NoExpand(&with)).into_owned());
+            found = true;
+        }
+    }
+    if found { Ok(()) } else { Err("no upstream reports it".to_owned()) }
 }
 
 /// The same on Anthropic's surface, whose usage names the tier: standard price here.
