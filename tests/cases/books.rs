@@ -83,8 +83,8 @@ impl Books {
     pub fn balances(&self) -> Result<BTreeMap<String, i64>, String> {
         let read = || -> rusqlite::Result<BTreeMap<String, i64>> {
             let connection = self.open()?;
-            let mut query =
-                connection.prepare("SELECT a.name, b.posted FROM balance b JOIN account a ON a.id = b.account")?;
+            let mut query = connection
+                .prepare("SELECT a.name, b.posted FROM balance b JOIN account a ON a.id = b.account")?;
             let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             rows.collect()
         };

@@ -287,8 +287,8 @@ pub struct Members<V>(pub Vec<(String, V)>);
 pub struct Expect {
     /// For people; variants are in `variants`.
     pub note: Option<String>,
-    pub sequence: Vec<Expect>,
-    pub any_of: Vec<Expect>,
+    pub sequence: Vec<Self>,
+    pub any_of: Vec<Self>,
 
     pub status: Option<Want>,
     pub status_counts: Option<BTreeMap<String, Want>>,
@@ -382,7 +382,7 @@ pub struct Expect {
     pub later: Option<Later>,
     pub also: Option<BTreeMap<String, Also>>,
     pub during: Option<BTreeMap<String, Want>>,
-    pub after_restart: Option<Box<Expect>>,
+    pub after_restart: Option<Box<Self>>,
     pub exit_code: Option<Want>,
     pub log_status: Option<Want>,
     #[serde(deserialize_with = "one_or_many")]
@@ -421,7 +421,8 @@ impl Case {
     fn delay_heads(&mut self) {
         let told = regex::Regex::new(r"delays its head (\d+) ms").expect("a pattern");
         let delay = told.captures(&self.repro).and_then(|found| found[1].parse().ok()).unwrap_or(0);
-        let heads = self.upstreams.iter_mut().flat_map(|u| &mut u.script).filter(|step| step.status.is_some());
+        let heads =
+            self.upstreams.iter_mut().flat_map(|u| &mut u.script).filter(|step| step.status.is_some());
         for head in heads {
             head.delay_ms = head.delay_ms.max(delay);
         }
@@ -430,11 +431,6 @@ impl Case {
     /// Every call of the case, whichever field it stands in.
     pub fn calls(&self) -> impl Iterator<Item = &Client> {
         self.client.iter().chain(&self.sequence)
-    }
-
-    /// The upstream of that name.
-    pub fn upstream_mut(&mut self, name: &str) -> Option<&mut Upstream> {
-        self.upstreams.iter_mut().find(|upstream| upstream.name == name)
     }
 }
 

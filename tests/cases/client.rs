@@ -175,7 +175,9 @@ impl Sent {
         let _plain = stream.set_nodelay(true);
         let outcome = if self.h2 {
             let call = h2wire::call(&mut exchange, stream, self);
-            tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(|_| Err("no end of the answer".to_owned()))
+            tokio::time::timeout(PATIENCE, call)
+                .await
+                .unwrap_or_else(|_| Err("no end of the answer".to_owned()))
         } else {
             self.call_h1(&mut exchange, stream).await
         };
@@ -484,7 +486,12 @@ fn generated(made: &BodyGen, body: Option<&str>) -> Result<Vec<u8>, String> {
                 Some('{') => ("0", "}"),
                 _ => return Err(format!("body_gen: `{opener}` nests nothing")),
             };
-            let closers: String = opener.chars().filter(|c| "[{".contains(*c)).rev().map(|c| if c == '[' { ']' } else { '}' }).collect();
+            let closers: String = opener
+                .chars()
+                .filter(|c| "[{".contains(*c))
+                .rev()
+                .map(|c| if c == '[' { ']' } else { '}' })
+                .collect();
             let closers = if closers.is_empty() { closer.to_owned() } else { closers };
             format!("{prefix}{}{inner}{}{suffix}", opener.repeat(*count), closers.repeat(*count))
         }

@@ -7,7 +7,6 @@
 use serde_json::{Map, Value, json};
 
 use super::case::{Absence, Case};
-use super::client::Sent;
 use super::upstream::{Upstreams, wants_h2};
 
 /// The base fixture's balance, in nano-dollars.
@@ -61,7 +60,8 @@ impl Model {
 
     /// USD per million tokens, which is nano-dollars per token divided by 1000.
     fn price(self, case: &Case) -> Value {
-        let mentions = |word: &str| format!("{:?}", (&case.upstreams, &case.client, &case.sequence)).contains(word);
+        let mentions =
+            |word: &str| format!("{:?}", (&case.upstreams, &case.client, &case.sequence)).contains(word);
         match self {
             Self::Gpt => {
                 let mut price = json!({ "input": "2.5", "output": "10", "cache_read": "1.25" });
@@ -123,101 +123,33 @@ fn is_long(case: &Case) -> bool {
 }
 
 /// The whole file, as JSON, which YAML is a superset of.
-pub fn config(case: &Case, upstreams: &Upstreams, place: &Place<'_>, balance_nano: i64) -> Result<Value, String> {
+pub fn config(
+    case: &Case,
+    upstreams: &Upstreams,
+    place: &Place<'_>,
+    balance_nano: i64,
+) -> Result<Value, String> {
     let model = Model::of(case);
-    let fixture = &case.fixture;
-    let mut file = json!({
-        "listen": { "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2 },
-        "store": { "embedded": { "path": place.data.display().to_string() } },
-        "bounds": { "body_max": "10MiB" },
-        "routing": { "attempts_max": 3 },
-        "drain": { "pre": "0s", "max": "10s" },
-    });
-    let mut times = json!({ "first_byte": "2000ms", "first_event": "2000ms", "idle": "5000ms" });
-    let mut routed: Vec<&str> = case.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
-    let mut by_upstream = Map::new();
+    let mut draft = Draft {
+        file: json!({
+            "listen": { "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2 },
+            "store": { "embedded": { "path": place.data.display().to_string() } },
+            "bounds": { "body_max": "10MiB" },
+            "routing": { "attempts_max": 3 },
+            "drain": { "pre": "0s", "max": "10s" },
+        }),
+        times: json!({ "first_byte": "2000ms", "first_event": "2000ms", "idle": "5000ms" }),
+        routed: case.upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
+        by_upstream: Map::new(),
+    };
     for (key, value) in &case.config {
-        let millis = || value.as_u64().map(|ms| format!("{ms}ms")).ok_or_else(|| format!("config {key}: {value}?"));
-        match key.as_str() {
-            "first_byte_ms" => {
-                times["first_byte"] = millis()?.into();
-                times["first_event"] = millis()?.into();
-            }
-            "first_event_ms" => times["first_event"] = millis()?.into(),
-            "connect_ms" => times["connect"] = millis()?.into(),
-            "idle_ms" => times["idle"] = millis()?.into(),
-            "deadline_ms" => file["routing"]["deadline"] = millis()?.into(),
-            "max_stream_ms" | "stream_max_ms" => file["routing"]["stream_max"] = millis()?.into(),
-            "max_attempts" => file["routing"]["attempts_max"] = value.clone(),
-            "max_body_bytes" => file["bounds"]["body_max"] = value.clone(),
-            "max_header_bytes" | "max_head_bytes" => file["bounds"]["head_max"] = value.clone(),
-            "body_timeout_ms" => file["bounds"]["body_timeout"] = millis()?.into(),
-            "write_timeout_ms" => file["bounds"]["write_timeout"] = millis()?.into(),
-            "grace_ms" => file["drain"]["max"] = millis()?.into(),
-            "pre_drain_ms" => file["drain"]["pre"] = millis()?.into(),
-            "routes" => {
-                let names = value.as_array().ok_or("config routes: no list")?;
-                routed = names.iter().filter_map(Value::as_str).collect();
-            }
-            "aliases" => file["aliases"] = value.clone(),
-            "breaker_threshold" => file["breaker"]["consecutive_failures"] = value.clone(),
-            "breaker_open_ms" | "open_ms" => file["breaker"]["open"] = millis()?.into(),
-            "probe_lease_ms" => file["breaker"]["probe_lease"] = millis()?.into(),
-            "slot_lease_ms" => file["limits"]["slot_lease"] = millis()?.into(),
-            "transient_400" => {
-                for rule in value.as_array().into_iter().flatten() {
-                    let name = rule["upstream"].as_str().ok_or("config transient_400: no upstream")?;
-                    let rule = json!({ "status": 400, "body": rule["body_regex"], "as": "unavailable" });
-                    by_upstream.entry(name).or_insert_with(|| json!({}))["classify"] = json!([rule]);
-                }
-            }
-            // An environment variable, not a key: see `log_level`.
-            "log" => {}
-            // The gateway writes no keep-alives of its own into a stream.
-            "keepalive_ms" => {}
-            // A hold of the embedded store ends with its process; the next one settles it at its start.
-            "hold_ttl_ms" => {}
-            name if upstreams.contains_key(name) => {
-                let into = by_upstream.entry(name).or_insert_with(|| json!({}));
-                upstream_keys(name, value, into)?;
-            }
-            other => return Err(format!("config `{other}` is not known to the runner")),
-        }
+        draft.set(key, value, upstreams)?;
     }
-    let mut providers = Map::new();
-    let mut routes = vec![];
-    for (index, name) in routed.iter().enumerate() {
-        let upstream = upstreams.get(*name).ok_or_else(|| format!("config routes: no upstream {name}"))?;
-        let script = case.upstreams.iter().find(|u| u.name == *name).map(|u| u.script.as_slice());
-        let base = match upstream.absence {
-            None | Some(Absence::Refused) => format!("http://{}/v1", upstream.address),
-            Some(Absence::Tls) => format!("https://{}/v1", upstream.address),
-            Some(Absence::Dns) => format!("http://{name}.nowhere.invalid/v1"),
-        };
-        let mut provider = json!({
-            "dialect": model.dialect(), "base_url": base, "credential": format!("prov-key-{name}"), "region": format!("r{index}"),
-        });
-        merge(&mut provider, &times);
-        if wants_h2(script.unwrap_or_default()) {
-            provider["http"] = "h2c".into();
-        }
-        if let Some(more) = by_upstream.get(*name) {
-            merge(&mut provider, more);
-            if more.get("credentials").is_some() {
-                provider.as_object_mut().map(|provider| provider.remove("credential"));
-            }
-        }
-        providers.insert((*name).to_owned(), provider);
-        routes.push(json!({ "provider": name, "model": NATIVE_MODEL, "weight": 100 - index }));
-    }
-    if routes.is_empty() {
-        // A case without upstreams still needs a gateway that starts.
-        providers.insert("none".to_owned(), json!({ "dialect": "openai", "base_url": "http://127.0.0.1:9/v1" }));
-        routes.push(json!({ "provider": "none" }));
-    }
+    let (providers, routes) = draft.providers(case, upstreams)?;
     let (context, output) = model.limits();
-    let output = fixture.model_max_output.unwrap_or(output);
-    let context = fixture.model_context.unwrap_or_else(|| context.max(output + 128_000 * u64::from(output > context)));
+    let output = case.fixture.model_max_output.unwrap_or(output);
+    let context = case.fixture.model_context.unwrap_or_else(|| context.max(output.saturating_mul(2)));
+    let mut file = draft.file;
     file["providers"] = providers.into();
     file["models"] = json!({ model.name(): {
         "price": model.price(case), "limits": { "context": context, "output": output }, "routes": routes,
@@ -227,6 +159,111 @@ pub fn config(case: &Case, upstreams: &Upstreams, place: &Place<'_>, balance_nan
         "beta": { "balance": usd(BALANCE_NANO), "keys": [{ "key": "sk-test-beta" }] },
     } });
     Ok(file)
+}
+
+/// A config under way.
+struct Draft {
+    file: Value,
+    /// For every provider.
+    times: Value,
+    /// The upstreams that the model has routes to.
+    routed: Vec<String>,
+    /// For one provider.
+    by_upstream: Map<String, Value>,
+}
+
+impl Draft {
+    /// Takes over one setting of a case.
+    fn set(&mut self, key: &str, value: &Value, upstreams: &Upstreams) -> Result<(), String> {
+        let Self { file, times, routed, by_upstream } = self;
+        let text = if key.ends_with("_ms") { Value::from(format!("{value}ms")) } else { value.clone() };
+        match key {
+            "first_byte_ms" => {
+                times["first_byte"] = text.clone();
+                times["first_event"] = text;
+            }
+            "first_event_ms" => times["first_event"] = text,
+            "connect_ms" => times["connect"] = text,
+            "idle_ms" => times["idle"] = text,
+            "deadline_ms" => file["routing"]["deadline"] = text,
+            "max_stream_ms" | "stream_max_ms" => file["routing"]["stream_max"] = text,
+            "max_attempts" => file["routing"]["attempts_max"] = text,
+            "max_body_bytes" => file["bounds"]["body_max"] = text,
+            "max_header_bytes" | "max_head_bytes" => file["bounds"]["head_max"] = text,
+            "body_timeout_ms" => file["bounds"]["body_timeout"] = text,
+            "write_timeout_ms" => file["bounds"]["write_timeout"] = text,
+            "grace_ms" => file["drain"]["max"] = text,
+            "pre_drain_ms" => file["drain"]["pre"] = text,
+            "aliases" => file["aliases"] = text,
+            "breaker_threshold" => file["breaker"]["consecutive_failures"] = text,
+            "breaker_open_ms" | "open_ms" => file["breaker"]["open"] = text,
+            "probe_lease_ms" => file["breaker"]["probe_lease"] = text,
+            "slot_lease_ms" => file["limits"]["slot_lease"] = text,
+            "routes" => {
+                let names = value.as_array().ok_or("config routes: no list")?;
+                *routed = names.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+            }
+            "transient_400" => {
+                for rule in value.as_array().into_iter().flatten() {
+                    let name = rule["upstream"].as_str().ok_or("config transient_400: no upstream")?;
+                    let rule = json!({ "status": 400, "body": rule["body_regex"], "as": "unavailable" });
+                    by_upstream.entry(name).or_insert_with(|| json!({}))["classify"] = json!([rule]);
+                }
+            }
+            // `log` is an environment variable, see `log_level`. The gateway writes no keep-alives of its
+            // own. A hold of the embedded store ends with its process; the next one settles it.
+            "log" | "keepalive_ms" | "hold_ttl_ms" => {}
+            name if upstreams.contains_key(name) => {
+                upstream_keys(name, value, by_upstream.entry(name).or_insert_with(|| json!({})))?;
+            }
+            other => return Err(format!("config `{other}` is not known to the runner")),
+        }
+        Ok(())
+    }
+
+    /// Providers and routes; the first has the highest weight.
+    fn providers(
+        &self,
+        case: &Case,
+        upstreams: &Upstreams,
+    ) -> Result<(Map<String, Value>, Vec<Value>), String> {
+        let mut providers = Map::new();
+        let mut routes = vec![];
+        for (index, name) in self.routed.iter().enumerate() {
+            let upstream = upstreams.get(name).ok_or_else(|| format!("config routes: no upstream {name}"))?;
+            let script = case.upstreams.iter().find(|u| u.name == *name).map(|u| u.script.as_slice());
+            let base = match upstream.absence {
+                None | Some(Absence::Refused) => format!("http://{}/v1", upstream.address),
+                Some(Absence::Tls) => format!("https://{}/v1", upstream.address),
+                Some(Absence::Dns) => format!("http://{name}.nowhere.invalid/v1"),
+            };
+            let mut provider = json!({
+                "dialect": Model::of(case).dialect(), "base_url": base,
+                "credential": format!("prov-key-{name}"), "region": format!("r{index}"),
+            });
+            merge(&mut provider, &self.times);
+            if wants_h2(script.unwrap_or_default()) {
+                provider["http"] = "h2c".into();
+            }
+            if let Some(more) = self.by_upstream.get(name) {
+                merge(&mut provider, more);
+                if let (Some(_), Some(members)) = (more.get("credentials"), provider.as_object_mut()) {
+                    members.remove("credential");
+                }
+            }
+            providers.insert(name.clone(), provider);
+            routes.push(json!({ "provider": name, "model": NATIVE_MODEL, "weight": 100 - index }));
+        }
+        if routes.is_empty() {
+            // A case without upstreams still needs a gateway that starts.
+            providers.insert(
+                "none".to_owned(),
+                json!({ "dialect": "openai", "base_url": "http://127.0.0.1:9/v1" }),
+            );
+            routes.push(json!({ "provider": "none" }));
+        }
+        Ok((providers, routes))
+    }
 }
 
 fn upstream_keys(name: &str, value: &Value, into: &mut Value) -> Result<(), String> {
@@ -246,7 +283,8 @@ fn upstream_keys(name: &str, value: &Value, into: &mut Value) -> Result<(), Stri
     Ok(())
 }
 
-/// The keys of `alpha`. Calls in parallel need an output bound with which the base balance carries them.
+/// The keys of `alpha`. Calls in parallel need an output bound with which the base balance carries them,
+/// and those that were left but are not settled yet as well.
 fn alpha_keys(case: &Case, model: Model, balance_nano: i64) -> Result<Value, String> {
     let mut key = json!({ "key": "sk-test-alpha" });
     let fixture = &case.fixture;
@@ -259,7 +297,7 @@ fn alpha_keys(case: &Case, model: Model, balance_nano: i64) -> Result<Value, Str
     let parallel = case.calls().filter_map(|client| client.concurrent).max().unwrap_or(1);
     let (_, output) = model.nano();
     if parallel > 1 && output > 0 && fixture.balance.is_none() {
-        let tokens = balance_nano / output / i64::try_from(parallel * 2).unwrap_or(i64::MAX);
+        let tokens = balance_nano / output / i64::try_from(parallel * 8).unwrap_or(i64::MAX);
         key["default_output_tokens"] = tokens.clamp(1, 16_384).into();
     }
     let mut keys = vec![key.clone()];
@@ -272,21 +310,19 @@ fn alpha_keys(case: &Case, model: Model, balance_nano: i64) -> Result<Value, Str
 
 /// `100 random`: that many keys of the account, used in turn.
 pub fn random_keys(case: &Case) -> Result<Vec<String>, String> {
-    let Some(text) = case.calls().filter_map(|client| client.keys.as_deref()).next() else { return Ok(vec![]) };
+    let Some(text) = case.calls().filter_map(|client| client.keys.as_deref()).next() else {
+        return Ok(vec![]);
+    };
     let count: Option<usize> = text.strip_suffix(" random").and_then(|count| count.parse().ok());
     let count = count.ok_or_else(|| format!("keys `{text}` is not known to the runner"))?;
-    Ok((0..count).map(|index| format!("sk-test-alpha-{:08x}", index.wrapping_mul(0x9e37_79b1) & 0xffff_ffff)).collect())
+    Ok((0..count)
+        .map(|index| format!("sk-test-alpha-{:08x}", index.wrapping_mul(0x9e37_79b1) & 0xffff_ffff))
+        .collect())
 }
 
 /// What `RUST_LOG` is set to; `None`: the gateway's own default.
 pub fn log_level(case: &Case) -> Option<String> {
     case.config.get("log").and_then(Value::as_str).map(str::to_owned)
-}
-
-/// The input price of a request, for measuring holds, is not needed: this is the request itself.
-pub fn first_call(case: &Case) -> Result<Sent, String> {
-    let client = case.calls().next().ok_or("the case has no call")?;
-    Sent::of(client)
 }
 
 fn usd(nano: i64) -> String {

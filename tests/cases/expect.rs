@@ -14,7 +14,7 @@ use super::books::Settlement;
 use super::case::{Also, AtMost, Case, Expect, Later};
 use super::client::{Exchange, value_at};
 use super::config::{Model, NATIVE_MODEL};
-use super::gateway::value;
+use super::gateway::{value, whole};
 use super::infra::plain_call;
 use super::play::{Seen, ask};
 use super::upstream::{Asked, Mode};
@@ -65,7 +65,12 @@ pub struct Failure {
 
 impl Failure {
     pub fn said(field: &str, expected: &str, seen: &str) -> Self {
-        Self { field: field.to_owned(), expected: expected.to_owned(), seen: seen.to_owned(), details: String::new() }
+        Self {
+            field: field.to_owned(),
+            expected: expected.to_owned(),
+            seen: seen.to_owned(),
+            details: String::new(),
+        }
     }
 }
 
@@ -119,7 +124,12 @@ impl<'a> Judge<'a> {
         Scope {
             calls: calls.iter().collect(),
             settlements: self.seen.settlements.iter().filter(|s| ids.contains(&s.request.as_str())).collect(),
-            access: self.seen.access.iter().filter(|a| a["request_id"].as_str().is_some_and(|id| ids.contains(&id))).collect(),
+            access: self
+                .seen
+                .access
+                .iter()
+                .filter(|a| a["request_id"].as_str().is_some_and(|id| ids.contains(&id)))
+                .collect(),
             whole: false,
         }
     }
@@ -149,113 +159,126 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Every field by name: a new one does not compile until it is judged.
+    /// Every field is read in here: one that nobody reads is a warning of the compiler.
     fn expect(&mut self, expect: &Expect, scope: &Scope<'a>) {
         self.of_calls(expect, scope);
         self.of_upstreams(expect, scope);
         self.of_money(expect, scope);
-        let Expect {
-            sequence, any_of, window_charge, redis_commands, latency_ms, recovers_within_ms, consistent_model,
-            during, also: _, later: _, alive_after: _, credential_state: _, after_restart, exit_code, log_status,
-            log_contains, log_not_contains, rss_growth_mb_max, check, negative_counters, rpm_used, tpm_used, note: _,
-            ..
-        } = expect;
-        self.sequence(sequence);
-        self.any_of(any_of, scope);
-        if window_charge.is_some() {
-            self.fail("window_charge", "a charge by budget window", "the gateway does not tell windows");
+        self.of_the_process(expect, scope);
+        self.sequence(&expect.sequence);
+        self.any_of(&expect.any_of, scope);
+        self.truth("consistent_model", expect.consistent_model, || consistent(self.seen));
+        self.after_restart(expect.after_restart.as_deref());
+        for (field, told, why) in [
+            ("window_charge", expect.window_charge.is_some(), "the gateway does not tell windows"),
+            ("redis_commands", expect.redis_commands.is_some(), "there is no Redis here"),
+            (
+                "recovers_within_ms",
+                expect.recovers_within_ms.is_some(),
+                "nothing was broken that could recover",
+            ),
+            ("check", expect.check.is_some(), "it has calls, so it is not played as a scenario"),
+        ] {
+            if told {
+                self.fail(field, "something that can be seen here", why);
+            }
         }
-        if redis_commands.is_some() {
-            self.fail("redis_commands", "a count of commands", "there is no Redis here");
-        }
-        self.latency(latency_ms.as_ref(), scope);
-        if recovers_within_ms.is_some() {
-            self.fail("recovers_within_ms", "a recovery", "nothing was broken that could recover");
-        }
-        self.truth("consistent_model", *consistent_model, || consistent(self.seen));
-        for (what, want) in during.iter().flatten() {
-            let seen: Vec<Value> = self.seen.during.get(what).into_iter().flatten().map(|s| Value::from(*s)).collect();
+    }
+
+    fn of_the_process(&mut self, expect: &Expect, scope: &Scope<'a>) {
+        self.latency(expect.latency_ms.as_ref(), scope);
+        for (what, want) in expect.during.iter().flatten() {
+            let statuses = self.seen.during.get(what).into_iter().flatten();
+            let seen: Vec<Value> = statuses.map(|status| Value::from(*status)).collect();
             if !seen.iter().any(|status| want.judge(status, 0).is_ok()) {
-                let expected = want.judge(&Value::Null, 0).err().unwrap_or_default();
-                self.fail(&format!("during {what}"), &expected, &short(&Value::from(seen)));
+                self.fail(&format!("during {what}"), &words(Some(want)), &short(&Value::from(seen)));
             }
         }
-        self.after_restart(after_restart.as_deref());
-        self.maybe("exit_code", exit_code.as_ref(), || self.seen.exit.into());
-        self.log_status(log_status.as_ref(), scope);
-        self.log_texts(log_contains, log_not_contains);
-        if let Some(limit) = rss_growth_mb_max {
+        self.maybe("exit_code", expect.exit_code.as_ref(), || self.seen.exit.into());
+        self.log_status(expect.log_status.as_ref(), scope);
+        self.log_texts(&expect.log_contains, &expect.log_not_contains);
+        if let Some(limit) = expect.rss_growth_mb_max {
             let (before, after) = self.seen.rss_kib;
-            let grown = after.saturating_sub(before) / 1024;
-            if grown > *limit {
-                self.fail("rss_growth_mb_max", &format!("at most {limit}"), &grown.to_string());
-            }
+            let most = Want::Within { min: None, max: Some(limit as f64) };
+            self.want("rss_growth_mb_max", &most, &(after.saturating_sub(before) / 1024).into());
         }
-        if let Some(check) = check {
-            self.fail("check", check, "it has calls, so it is not played as a scenario");
-        }
-        self.truth("negative_counters", *negative_counters, || self.seen.metrics.iter().any(|s| s.value < 0.0));
-        self.maybe("rpm_used", rpm_used.as_ref(), || used(scope, "requests"));
-        self.maybe("tpm_used", tpm_used.as_ref(), || used(scope, "tokens"));
+        let negative = || self.seen.metrics.iter().any(|s| s.value < 0.0);
+        self.truth("negative_counters", expect.negative_counters, negative);
+        self.maybe("rpm_used", expect.rpm_used.as_ref(), || used(scope, "requests"));
+        self.maybe("tpm_used", expect.tpm_used.as_ref(), || used(scope, "tokens"));
     }
 
     // ---- what callers see ----
 
     fn of_calls(&mut self, expect: &Expect, scope: &Scope<'a>) {
-        let Expect {
-            status, status_counts, first_status, second_status, responses_on_connection, connection_closed, aborted,
-            interim, interim_within_ms, headers, headers_on, client_text, client_text_len, tool_calls, body_contains,
-            body_not_contains, body_matches, body_not_matches, body_is_json, body_json, body_absent,
-            every_data_is_json, every_line_matches, count, chunked_end, encoding_consistent, first_event_within_ms,
-            within_ms, ..
-        } = expect;
         if scope.calls.is_empty() {
             self.fail("call", "an answer", "there was no call");
         }
-        if let Some(counts) = status_counts {
+        if let Some(counts) = &expect.status_counts {
             self.status_counts(counts, scope);
         }
         for call in &scope.calls {
-            let unanswered = call.status.is_none() && call.error.is_some();
-            if unanswered && (status.is_some() || first_status.is_some()) {
-                self.fail("status", &words(status.as_ref().or(first_status.as_ref())), call.error.as_deref().unwrap_or_default());
-            } else {
-                self.maybe("status", status.as_ref(), || call.status.into());
-            }
-            let nth = |n: usize| call.responses.get(n).copied().into();
-            self.maybe("first_status", first_status.as_ref().filter(|_| !unanswered), || nth(0));
-            self.maybe("second_status", second_status.as_ref(), || nth(1));
-            self.maybe("responses_on_connection", responses_on_connection.as_ref(), || call.responses.len().into());
-            self.truth("connection_closed", *connection_closed, || call.closed);
-            self.truth("aborted", *aborted, || call.aborted());
-            if *aborted != Some(true) && status.is_some() && call.status.is_some() && !call.complete && chunked_end.is_none() {
-                let why = call.error.as_deref().unwrap_or("the connection ended in the middle of the body");
-                self.fail("end of the answer", "a whole body", why);
-            }
-            self.interim(interim.as_deref(), interim_within_ms.as_ref(), call);
-            self.headers("headers", headers.as_ref(), call);
-            if let (Some(rules), Some(status)) = (headers_on, call.status) {
-                self.headers("headers_on", rules.get(&status.to_string()), call);
-            }
-            self.maybe("client_text", client_text.as_ref(), || call.text().into());
-            self.maybe("client_text_len", client_text_len.as_ref(), || call.text().chars().count().into());
-            if let Some(calls) = tool_calls
-                && *calls != call.tool_calls()
-            {
-                self.fail("tool_calls", &short(calls), &short(&call.tool_calls()));
-            }
-            self.texts("body", &call.body_text(), body_contains, body_not_contains);
-            self.patterns(&call.body_text(), body_matches, body_not_matches);
-            self.json(expect_json(*body_is_json, body_json.as_ref(), body_absent), call);
-            self.every_data(*every_data_is_json, call);
-            self.every_line(every_line_matches.as_deref(), call);
-            for (part, want) in count.iter().flatten() {
-                self.want(&format!("count {part:?}"), want, &call.body_text().matches(part.as_str()).count().into());
-            }
-            self.chunked_end(chunked_end.as_deref(), call);
-            self.truth("encoding_consistent", *encoding_consistent, || encoding_is_consistent(call));
-            self.times(first_event_within_ms.as_ref(), within_ms.as_ref(), call);
+            self.head(expect, call);
+            self.end_of_answer(expect, call);
+            self.body(expect, call);
+            self.times(expect.first_event_within_ms.as_ref(), expect.within_ms.as_ref(), call);
         }
+    }
+
+    fn head(&mut self, expect: &Expect, call: &Exchange) {
+        let Expect { status, first_status, second_status, .. } = expect;
+        let any = status.as_ref().or(first_status.as_ref());
+        if call.status.is_none() && call.error.is_some() && any.is_some() {
+            return self.fail("status", &words(any), call.error.as_deref().unwrap_or_default());
+        }
+        let nth = |n: usize| call.responses.get(n).copied().into();
+        self.maybe("status", status.as_ref(), || call.status.into());
+        self.maybe("first_status", first_status.as_ref(), || nth(0));
+        self.maybe("second_status", second_status.as_ref(), || nth(1));
+        let answers = call.responses.len();
+        self.maybe("responses_on_connection", expect.responses_on_connection.as_ref(), || answers.into());
+        self.interim(expect.interim.as_deref(), expect.interim_within_ms.as_ref(), call);
+        self.headers("headers", expect.headers.as_ref(), call);
+        if let (Some(rules), Some(status)) = (&expect.headers_on, call.status) {
+            self.headers("headers_on", rules.get(&status.to_string()), call);
+        }
+    }
+
+    /// Without a word of it, an answer that has a status has to have its end too.
+    fn end_of_answer(&mut self, expect: &Expect, call: &Exchange) {
+        let Expect { status, connection_closed, aborted, chunked_end, .. } = expect;
+        self.truth("connection_closed", *connection_closed, || call.closed);
+        if aborted.is_some_and(|want| want != call.aborted()) {
+            let seen = format!("{}: {:?} {}", call.aborted(), call.status, call.body_text());
+            self.fail("aborted", &words(aborted.map(|want| Want::Is(want.into())).as_ref()), &seen);
+        }
+        let told = *aborted == Some(true) || chunked_end.is_some() || status.is_none();
+        if !told && call.status.is_some() && call.aborted() {
+            let why = call.error.as_deref().unwrap_or("the connection ended in the middle of the body");
+            self.fail("end of the answer", "a whole body", why);
+        }
+        self.chunked_end(chunked_end.as_deref(), call);
+    }
+
+    fn body(&mut self, expect: &Expect, call: &Exchange) {
+        let body = call.body_text();
+        self.maybe("client_text", expect.client_text.as_ref(), || call.text().into());
+        let length = || call.text().chars().count().into();
+        self.maybe("client_text_len", expect.client_text_len.as_ref(), length);
+        if let Some(calls) = &expect.tool_calls
+            && *calls != call.tool_calls()
+        {
+            self.fail("tool_calls", &short(calls), &short(&call.tool_calls()));
+        }
+        self.texts("body", &body, &expect.body_contains, &expect.body_not_contains);
+        self.patterns(&body, &expect.body_matches, &expect.body_not_matches);
+        self.json(expect_json(expect.body_is_json, expect.body_json.as_ref(), &expect.body_absent), call);
+        self.every_data(expect.every_data_is_json, call);
+        self.every_line(expect.every_line_matches.as_deref(), call);
+        for (part, want) in expect.count.iter().flatten() {
+            self.want(&format!("count {part:?}"), want, &body.matches(part.as_str()).count().into());
+        }
+        self.truth("encoding_consistent", expect.encoding_consistent, || encoding_is_consistent(call));
     }
 
     fn status_counts(&mut self, counts: &BTreeMap<String, Want>, scope: &Scope<'a>) {
@@ -264,9 +287,9 @@ impl<'a> Judge<'a> {
             let status = call.status.map_or_else(|| "none".to_owned(), |status| status.to_string());
             *seen.entry(status).or_default() += 1;
         }
-        let right = counts.iter().all(|(status, want)| {
-            want.judge(&seen.get(status).copied().unwrap_or(0).into(), 0).is_ok()
-        });
+        let right = counts
+            .iter()
+            .all(|(status, want)| want.judge(&seen.get(status).copied().unwrap_or(0).into(), 0).is_ok());
         let known = seen.keys().all(|status| counts.contains_key(status));
         if !right || !known {
             let wants = counts.iter().map(|(status, want)| format!("{status}: {}", words(Some(want))));
@@ -345,7 +368,9 @@ impl<'a> Judge<'a> {
 
     fn every_line(&mut self, pattern: Option<&str>, call: &Exchange) {
         let Some(pattern) = pattern else { return };
-        let Ok(known) = Regex::new(pattern) else { return self.fail("every_line_matches", "a good pattern", pattern) };
+        let Ok(known) = Regex::new(pattern) else {
+            return self.fail("every_line_matches", "a good pattern", pattern);
+        };
         let text = call.body_text();
         if let Some(line) = text.lines().find(|line| !known.is_match(line)) {
             self.fail("every_line_matches", &format!("/{pattern}/"), line);
@@ -401,58 +426,58 @@ impl<'a> Judge<'a> {
     // ---- what upstreams saw ----
 
     fn of_upstreams(&mut self, expect: &Expect, scope: &Scope<'a>) {
-        let Expect {
-            attempts, attempts_logical, attempts_by, upstream_requests, upstream_headers, upstream_path,
-            upstream_body_json, upstream_body_absent, upstream_body_contains, upstream_body_not_contains,
-            upstream_raw_contains, upstream_raw_not_contains, upstream_keys_used, upstream_closed,
-            upstream_closed_within_ms, open_upstream_connections, breaker, breaker_by, ..
-        } = expect;
         let asked = &self.seen.asked;
         let made = self.attempts(scope);
-        self.maybe("attempts", attempts.as_ref(), || made.into());
-        self.maybe("attempts_logical", attempts_logical.as_ref(), || made.into());
-        for (name, want) in attempts_by.iter().flatten() {
+        self.maybe("attempts", expect.attempts.as_ref(), || made.into());
+        self.maybe("attempts_logical", expect.attempts_logical.as_ref(), || made.into());
+        for (name, want) in expect.attempts_by.iter().flatten() {
             self.want(&format!("attempts_by {name}"), want, &self.attempts_at(name).into());
         }
-        self.maybe("upstream_requests", upstream_requests.as_ref(), || asked.len().into());
-        if upstream_headers.is_some() && asked.is_empty() {
+        self.maybe("upstream_requests", expect.upstream_requests.as_ref(), || asked.len().into());
+        self.upstream_headers(expect.upstream_headers.as_ref());
+        let path = || asked.first().map(|one| one.path.as_str()).into();
+        self.maybe("upstream_path", expect.upstream_path.as_ref(), path);
+        self.upstream_bodies(expect);
+        let raw: Vec<String> =
+            asked.iter().map(|one| String::from_utf8_lossy(&one.raw).into_owned()).collect();
+        let (contains, lacks) = (&expect.upstream_raw_contains, &expect.upstream_raw_not_contains);
+        self.texts("upstream_raw", &raw.join("\n"), contains, lacks);
+        if let Some(keys) = &expect.upstream_keys_used {
+            let used: Vec<String> = asked.iter().map(key_used).collect();
+            if *keys != used {
+                self.fail("upstream_keys_used", &format!("{keys:?}"), &format!("{used:?}"));
+            }
+        }
+        for name in &expect.upstream_closed {
+            if asked.iter().any(|one| one.upstream == *name && one.left_at.is_none()) {
+                self.fail("upstream_closed", name, "its connection is still open");
+            }
+        }
+        self.closed_within(expect.upstream_closed_within_ms.as_ref(), scope);
+        self.maybe("open_upstream_connections", expect.open_upstream_connections.as_ref(), || {
+            self.seen.upstreams.values().map(|upstream| upstream.open_connections()).sum::<usize>().into()
+        });
+        if let Some(want) = &expect.breaker {
+            let answering = self.seen.decisions.last().map(provider_of).unwrap_or_default();
+            self.breaker("breaker", answering, want);
+        }
+        for (name, want) in expect.breaker_by.iter().flatten() {
+            self.breaker(&format!("breaker_by {name}"), name, want);
+        }
+    }
+
+    fn upstream_headers(&mut self, rules: Option<&BTreeMap<String, Want>>) {
+        let asked = &self.seen.asked;
+        if rules.is_some() && asked.is_empty() {
             self.fail("upstream_headers", "a request", "no upstream was asked");
         }
-        for (name, want) in upstream_headers.iter().flatten() {
+        for (name, want) in rules.into_iter().flatten() {
             // What has to be absent is absent from all; a value may speak of the first upstream.
             let count = if matches!(want, Want::Absent) { asked.len() } else { 1 };
             for one in asked.iter().take(count) {
                 let seen = one.headers.find(name).map_or(Value::Null, Value::from);
                 self.want(&format!("upstream_headers {name}"), want, &seen);
             }
-        }
-        self.maybe("upstream_path", upstream_path.as_ref(), || asked.first().map(|one| one.path.as_str()).into());
-        self.upstream_bodies(expect);
-        let _told_above = (upstream_body_json, upstream_body_absent, upstream_body_contains, upstream_body_not_contains);
-        let raw: Vec<String> = asked.iter().map(|one| String::from_utf8_lossy(&one.raw).into_owned()).collect();
-        self.texts("upstream_raw", &raw.join("\n"), upstream_raw_contains, upstream_raw_not_contains);
-        if let Some(keys) = upstream_keys_used {
-            let used: Vec<String> = asked.iter().map(key_used).collect();
-            if *keys != used {
-                self.fail("upstream_keys_used", &format!("{keys:?}"), &format!("{used:?}"));
-            }
-        }
-        for name in upstream_closed {
-            let open = asked.iter().any(|one| one.upstream == *name && one.left_at.is_none());
-            if open {
-                self.fail("upstream_closed", name, "its connection is still open");
-            }
-        }
-        self.closed_within(upstream_closed_within_ms.as_ref(), scope);
-        self.maybe("open_upstream_connections", open_upstream_connections.as_ref(), || {
-            self.seen.upstreams.values().map(|upstream| upstream.open_connections()).sum::<usize>().into()
-        });
-        if let Some(want) = breaker {
-            let name = self.seen.decisions.last().map(|line| provider_of(line).to_owned()).unwrap_or_default();
-            self.breaker("breaker", &name, want);
-        }
-        for (name, want) in breaker_by.iter().flatten() {
-            self.breaker(&format!("breaker_by {name}"), name, want);
         }
     }
 
@@ -497,7 +522,12 @@ impl<'a> Judge<'a> {
                     self.fail("upstream_body_absent", &format!("no {path}"), &text);
                 }
             }
-            self.texts("upstream_body", &text, &expect.upstream_body_contains, &expect.upstream_body_not_contains);
+            self.texts(
+                "upstream_body",
+                &text,
+                &expect.upstream_body_contains,
+                &expect.upstream_body_not_contains,
+            );
         }
     }
 
@@ -530,19 +560,24 @@ impl<'a> Judge<'a> {
         };
         let right = [record, state].into_iter().any(|word| want.judge(&word.into(), 0).is_ok());
         if !right {
-            let outcomes: Vec<String> = self.outcomes(provider).iter().map(|(word, n)| format!("{word} {n}")).collect();
+            let outcomes: Vec<String> =
+                self.outcomes(provider).iter().map(|(word, n)| format!("{word} {n}")).collect();
             self.fail(field, &words(Some(want)), &format!("{record}, {state} ({})", outcomes.join(", ")));
         }
     }
 
     /// Outcome words of a provider's endpoints with their counts, without those of the setting up.
-    fn outcomes(&self, provider: &str) -> Vec<(String, u64)> {
+    fn outcomes(&self, provider: &str) -> Vec<(String, i64)> {
         let label = format!("endpoint=\"{provider}/");
-        let own = self.seen.metrics.iter().filter(|s| s.name == "tollgate_attempts_total" && s.labels.contains(&label));
+        let own = self
+            .seen
+            .metrics
+            .iter()
+            .filter(|s| s.name == "tollgate_attempts_total" && s.labels.contains(&label));
         own.filter_map(|sample| {
             let word = sample.labels.split("outcome=\"").nth(1)?.split('"').next()?;
             let before = value(&self.seen.metrics_before, &sample.name, &sample.labels).unwrap_or(0.0);
-            let count = (sample.value - before) as u64;
+            let count = whole(sample.value - before);
             (count > 0).then(|| (word.to_owned(), count))
         })
         .collect()
@@ -581,13 +616,31 @@ impl<'a> Judge<'a> {
 
     fn of_money(&mut self, expect: &Expect, scope: &Scope<'a>) {
         let Expect {
-            billed_prompt_tokens, billed_completion_tokens, billed_cache_read_tokens, billed_cache_write_tokens,
-            billed_audio_tokens, billed_reasoning_tokens, charge_nano, charged_account, price_version, hold_nano,
-            holds_created, hold_after, settlements, shortfall_nano, anomaly_flag, estimated, balance_after_nano,
-            overdraft, ledger_sum, ..
+            billed_prompt_tokens,
+            billed_completion_tokens,
+            billed_cache_read_tokens,
+            billed_cache_write_tokens,
+            billed_audio_tokens,
+            billed_reasoning_tokens,
+            charge_nano,
+            charged_account,
+            price_version,
+            hold_nano,
+            holds_created,
+            hold_after,
+            settlements,
+            shortfall_nano,
+            anomaly_flag,
+            estimated,
+            balance_after_nano,
+            overdraft,
+            ledger_sum,
+            ..
         } = expect;
         let all = &scope.settlements;
-        let tokens = |kinds: std::ops::Range<usize>| Value::from(all.iter().map(|s| s.tokens(kinds.clone())).sum::<i64>());
+        let tokens = |kinds: std::ops::Range<usize>| {
+            Value::from(all.iter().map(|s| s.tokens(kinds.clone())).sum::<i64>())
+        };
         self.maybe("billed_prompt_tokens", billed_prompt_tokens.as_ref(), || tokens(0..5));
         self.maybe("billed_completion_tokens", billed_completion_tokens.as_ref(), || tokens(5..6));
         self.maybe("billed_cache_read_tokens", billed_cache_read_tokens.as_ref(), || tokens(1..2));
@@ -597,7 +650,8 @@ impl<'a> Judge<'a> {
         let charge: i64 = all.iter().map(|s| s.charged()).sum();
         self.maybe("charge_nano", charge_nano.as_ref(), || charge.into());
         if let Some(account) = charged_account {
-            let charged: Vec<&str> = all.iter().filter(|s| s.charged() > 0).map(|s| s.account.as_str()).collect();
+            let charged: Vec<&str> =
+                all.iter().filter(|s| s.charged() > 0).map(|s| s.account.as_str()).collect();
             if charged.is_empty() || charged.iter().any(|name| name != account) {
                 self.fail("charged_account", account, &format!("{charged:?}"));
             }
@@ -607,9 +661,13 @@ impl<'a> Judge<'a> {
         let open = self.seen.holds_open.unwrap_or(0);
         let created = i64::try_from(all.len()).unwrap_or(0) + if scope.whole { open } else { 0 };
         self.maybe("holds_created", holds_created.as_ref(), || created.into());
-        self.maybe("hold_after", hold_after.as_ref().filter(|_| self.seen.holds_open.is_some()), || open.into());
+        self.maybe("hold_after", hold_after.as_ref().filter(|_| self.seen.holds_open.is_some()), || {
+            open.into()
+        });
         self.maybe("settlements", settlements.as_ref(), || all.len().into());
-        self.maybe("shortfall_nano", shortfall_nano.as_ref(), || all.iter().map(|s| s.shortfall).sum::<i64>().into());
+        self.maybe("shortfall_nano", shortfall_nano.as_ref(), || {
+            all.iter().map(|s| s.shortfall).sum::<i64>().into()
+        });
         self.truth("anomaly_flag", *anomaly_flag, || all.iter().any(|s| s.anomaly));
         self.truth("estimated", *estimated, || all.iter().any(|s| s.estimated));
         let balance = self.seen.balances.get("alpha").copied().unwrap_or(-1);
@@ -625,7 +683,8 @@ impl<'a> Judge<'a> {
             return self.fail("price_version", "a version that is known to the runner", want);
         }
         let (input, output) = Model::of(self.case).nano();
-        let old: i64 = scope.settlements.iter().map(|s| s.tokens(0..5) * input + s.tokens(5..6) * output).sum();
+        let old: i64 =
+            scope.settlements.iter().map(|s| s.tokens(0..5) * input + s.tokens(5..6) * output).sum();
         if charge != old {
             self.fail("price_version", &format!("old: {old}"), &charge.to_string());
         }
@@ -722,7 +781,11 @@ impl<'a> Judge<'a> {
         }
         for (name, upstream) in &self.seen.upstreams {
             if upstream.overrun() > 0 {
-                self.fail("script", &format!("{name} is asked no more than its script says"), &format!("{} more", upstream.overrun()));
+                self.fail(
+                    "script",
+                    &format!("{name} is asked no more than its script says"),
+                    &format!("{} more", upstream.overrun()),
+                );
             }
             let script = self.case.upstreams.iter().find(|u| u.name == *name).map(|u| u.script.as_slice());
             if upstream.missed_h2(script.unwrap_or_default()) {
@@ -749,7 +812,11 @@ impl<'a> Judge<'a> {
         // An attempt that is given up before its request was whole is one of the gateway's alone.
         let left = self.seen.decisions.iter().filter(|line| line["outcome"] == "left").count() as u64;
         if seen > told + resent || told > seen + left {
-            self.fail("attempts", &format!("{told}, as the gateway counts them"), &format!("{seen} requests at upstreams"));
+            self.fail(
+                "attempts",
+                &format!("{told}, as the gateway counts them"),
+                &format!("{seen} requests at upstreams"),
+            );
         }
     }
 }
@@ -763,7 +830,9 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
         let mut judge = Judge { case, seen, failures: vec![] };
         let scope = Scope { calls: vec![&exchange], settlements: vec![], access: vec![], whole: false };
         judge.expect(expect, &scope);
-        failures.extend(judge.failures.into_iter().map(|f| Failure { field: format!("also {what} {}", f.field), ..f }));
+        failures.extend(
+            judge.failures.into_iter().map(|f| Failure { field: format!("also {what} {}", f.field), ..f }),
+        );
     }
     if alive_after.is_none() && credential_state.is_none() && later.is_none() {
         return failures;
@@ -779,7 +848,11 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
     if let Some(alive) = alive_after {
         let answer = plain_call(case).call(seen.gateways[0].http).await;
         if (answer.status == Some(200)) != *alive {
-            failures.push(Failure::said("alive_after", &alive.to_string(), &format!("{:?} {:?}", answer.status, answer.error)));
+            failures.push(Failure::said(
+                "alive_after",
+                &alive.to_string(),
+                &format!("{:?} {:?}", answer.status, answer.error),
+            ));
         }
     }
     if let Some(states) = credential_state {
@@ -820,14 +893,19 @@ fn provider_of(line: &Value) -> &str {
 }
 
 fn key_used(asked: &Asked) -> String {
-    let bearer = asked.headers.find("authorization").map(|value| value.trim_start_matches("Bearer ").to_owned());
+    let bearer =
+        asked.headers.find("authorization").map(|value| value.trim_start_matches("Bearer ").to_owned());
     bearer.or_else(|| asked.headers.find("x-api-key").map(str::to_owned)).unwrap_or_default()
 }
 
 /// What a caller's last answer says of its limit: how much is used.
 fn used(scope: &Scope<'_>, what: &str) -> Value {
     let header = |kind: &str| {
-        let last = scope.calls.iter().rev().find_map(|call| call.headers.find(&format!("x-ratelimit-{kind}-{what}")));
+        let last = scope
+            .calls
+            .iter()
+            .rev()
+            .find_map(|call| call.headers.find(&format!("x-ratelimit-{kind}-{what}")));
         last.and_then(|value| value.parse::<i64>().ok())
     };
     match (header("limit"), header("remaining")) {
@@ -853,8 +931,12 @@ fn encoding_is_consistent(call: &Exchange) -> bool {
     use std::io::Read as _;
     match call.headers.find("content-encoding") {
         None | Some("identity") => std::str::from_utf8(&call.body).is_ok(),
-        Some("gzip") => flate2::read::MultiGzDecoder::new(call.body.as_slice()).read_to_end(&mut vec![]).is_ok(),
-        Some("deflate") => flate2::read::ZlibDecoder::new(call.body.as_slice()).read_to_end(&mut vec![]).is_ok(),
+        Some("gzip") => {
+            flate2::read::MultiGzDecoder::new(call.body.as_slice()).read_to_end(&mut vec![]).is_ok()
+        }
+        Some("deflate") => {
+            flate2::read::ZlibDecoder::new(call.body.as_slice()).read_to_end(&mut vec![]).is_ok()
+        }
         Some(_) => false,
     }
 }
@@ -874,13 +956,24 @@ fn millis(span: Duration) -> u64 {
 fn details(seen: &Seen) -> String {
     let mut lines = vec![];
     for call in seen.calls.iter().flatten().take(3) {
-        lines.push(format!("call: status {:?}, {} ms, complete {}, error {:?}", call.status, millis(call.took()), call.complete, call.error));
+        lines.push(format!(
+            "call: status {:?}, {} ms, complete {}, error {:?}",
+            call.status,
+            millis(call.took()),
+            call.complete,
+            call.error
+        ));
         lines.push(format!("  headers {:?}", call.headers.0));
         lines.push(format!("  body {}", clip(&call.body_text(), 1500)));
     }
     for one in seen.asked.iter().take(4) {
         let reused = if one.reused { ", used before" } else { "" };
-        lines.push(format!("{} was asked on connection {}{reused}: {}", one.upstream, one.connection, clip(&String::from_utf8_lossy(&one.raw), 900)));
+        lines.push(format!(
+            "{} was asked on connection {}{reused}: {}",
+            one.upstream,
+            one.connection,
+            clip(&String::from_utf8_lossy(&one.raw), 900)
+        ));
     }
     lines.extend(seen.settlements.iter().take(3).map(|s| format!("{s:?}")));
     lines.extend(seen.log.iter().rev().take(12).rev().map(|line| clip(line, 500)));

@@ -52,7 +52,12 @@ impl Gateway {
         Self::spawn(path, address("http")?, address("admin")?, level)
     }
 
-    fn spawn(config: PathBuf, http: SocketAddr, admin: SocketAddr, level: Option<String>) -> Result<Self, String> {
+    fn spawn(
+        config: PathBuf,
+        http: SocketAddr,
+        admin: SocketAddr,
+        level: Option<String>,
+    ) -> Result<Self, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
         command.arg("--config").arg(&config).args(["--log", "json", "serve"]);
         command.env_remove("RUST_LOG").env_remove("TOLLGATE_CONFIG");
@@ -173,6 +178,11 @@ impl Log {
 /// The value of the first sample of that name and label.
 pub fn value(samples: &[Sample], name: &str, label: &str) -> Option<f64> {
     samples.iter().find(|s| s.name == name && s.labels.contains(label)).map(|s| s.value)
+}
+
+/// A metric's value as a whole number.
+pub fn whole(value: f64) -> i64 {
+    format!("{value:.0}").parse().unwrap_or(i64::MAX)
 }
 
 fn samples(text: &str) -> Vec<Sample> {

@@ -29,10 +29,16 @@ const PROVEN: [(&str, &str); 3] = [
 #[derive(Clone, Debug)]
 pub enum Act {
     Restart,
-    SetPrice { model: String, times: i64 },
+    SetPrice {
+        model: String,
+        times: i64,
+    },
     ReloadAliases(Value),
     Signal(String),
-    OpenBreakers { names: Vec<String>, wait: Duration },
+    OpenBreakers {
+        names: Vec<String>,
+        wait: Duration,
+    },
     /// Waits until the minute is this old, in seconds.
     IntoMinute(std::ops::RangeInclusive<u64>),
     /// Times of a schedule count from the next full minute.
@@ -54,22 +60,28 @@ pub fn not_applicable(case: &Case) -> Option<String> {
         && (kind.starts_with("unit") || kind.starts_with("static"))
     {
         let check = case.expect.check.as_deref().unwrap_or_default();
-        let place = PROVEN.iter().find(|(word, _)| check.contains(word)).map_or("by hand only", |(_, place)| place);
+        let place =
+            PROVEN.iter().find(|(word, _)| check.contains(word)).map_or("by hand only", |(_, place)| place);
         return Some(format!("{kind}: no wire script; proven in {place}"));
     }
     let infra = case.infra.iter().flat_map(|i| [&i.action, &i.redis, &i.proxy]);
     // Liveness is told without any store; that it needs none is what the case is about.
     let about_health = case.client.as_ref().is_some_and(|client| client.path().ends_with("livez"));
-    let stores = case.infra.iter().any(|i| i.redis.is_some()) || infra.flatten().any(|text| mentions_store(text) || text.contains("replica"));
+    let stores = case.infra.iter().any(|i| i.redis.is_some())
+        || infra.flatten().any(|text| mentions_store(text) || text.contains("replica"));
     if stores && !about_health {
         return Some(NEEDS_FLEET.to_owned());
     }
-    let shares = case.fixture.rpm.is_some() || case.fixture.tpm.is_some() || case.fixture.max_parallel.is_some()
+    let shares = case.fixture.rpm.is_some()
+        || case.fixture.tpm.is_some()
+        || case.fixture.max_parallel.is_some()
         || case.infra.iter().any(|i| i.action.as_ref().is_some_and(|text| text.contains("breaker")));
     if case.calls().any(|client| client.instances.is_some_and(|count| count > 1)) && shares {
         return Some(format!("{NEEDS_FLEET}: several instances share limits or breakers"));
     }
-    if case.kind.is_some() && case.infra.iter().any(|i| i.action.as_ref().is_some_and(|t| t.contains("instance "))) {
+    if case.kind.is_some()
+        && case.infra.iter().any(|i| i.action.as_ref().is_some_and(|t| t.contains("instance ")))
+    {
         return Some(format!("{NEEDS_FLEET}: several instances share slots"));
     }
     let optional = case.optional.as_deref()?;
@@ -118,7 +130,8 @@ fn act(case: &Case, infra: &Infra) -> Result<Option<(When, Act)>, String> {
     } else if let Some(found) = matches(r"^open breakers? ([\w, ]+?)(, let open time pass| for \d+ s)?$") {
         let names = found[1].split(',').map(|name| name.trim().to_owned()).collect();
         let pass = found.get(2).is_some_and(|rest| rest.as_str().contains("pass"));
-        let open = case.config.get("breaker_open_ms").or_else(|| case.config.get("open_ms")).and_then(Value::as_u64);
+        let open =
+            case.config.get("breaker_open_ms").or_else(|| case.config.get("open_ms")).and_then(Value::as_u64);
         // The open time may be jittered upwards.
         let wait = if pass { Duration::from_millis(open.unwrap_or(10_000) * 5 / 4) } else { Duration::ZERO };
         Act::OpenBreakers { names, wait }
@@ -142,12 +155,19 @@ fn clock_act(text: &str) -> Result<Act, String> {
 }
 
 /// Does what needs no more than the first process.
-pub async fn perform(act: &Act, case: &Case, gateways: &mut [Gateway], upstreams: &Upstreams) -> Result<(), String> {
+pub async fn perform(
+    act: &Act,
+    case: &Case,
+    gateways: &mut [Gateway],
+    upstreams: &Upstreams,
+) -> Result<(), String> {
     match act {
         Act::Restart => gateways.iter_mut().take(1).try_for_each(Gateway::restart),
         Act::SetPrice { model, times } => gateways.iter().try_for_each(|g| set_price(g, model, *times)),
         Act::ReloadAliases(aliases) => {
-            gateways.iter().try_for_each(|gateway| gateway.reload(|config| config["aliases"] = aliases.clone()))?;
+            gateways
+                .iter()
+                .try_for_each(|gateway| gateway.reload(|config| config["aliases"] = aliases.clone()))?;
             tokio::time::sleep(Duration::from_millis(300)).await;
             Ok(())
         }
@@ -170,7 +190,8 @@ pub async fn perform(act: &Act, case: &Case, gateways: &mut [Gateway], upstreams
 pub fn set_price(gateway: &Gateway, model: &str, times: i64) -> Result<(), String> {
     gateway.reload(|config| {
         for price in ["input", "output", "cache_read"] {
-            let old = config["models"][model]["price"][price].as_str().and_then(|text| text.parse::<f64>().ok());
+            let old =
+                config["models"][model]["price"][price].as_str().and_then(|text| text.parse::<f64>().ok());
             if let Some(old) = old {
                 config["models"][model]["price"][price] = (old * times as f64).to_string().into();
             }
@@ -197,7 +218,8 @@ async fn open_breakers(
     for (name, upstream) in upstreams {
         upstream.set_mode(Mode::Failing(if names.contains(name) { 503 } else { 403 }));
     }
-    let enough = || names.iter().all(|n| upstreams.get(n).is_none_or(|u| u.asked_in(Mode::Failing(503)) >= FAILURES));
+    let enough =
+        || names.iter().all(|n| upstreams.get(n).is_none_or(|u| u.asked_in(Mode::Failing(503)) >= FAILURES));
     for _ in 0..4 * FAILURES {
         if enough() {
             break;
@@ -207,15 +229,25 @@ async fn open_breakers(
     let done = enough();
     upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Script));
     tokio::time::sleep(wait).await;
-    if done { Ok(()) } else { Err(format!("the breakers of {names:?} cannot be opened: they are not asked often enough")) }
+    if done {
+        Ok(())
+    } else {
+        Err(format!("the breakers of {names:?} cannot be opened: they are not asked often enough"))
+    }
 }
 
 /// A request that nothing is wrong with, for whatever model the case is about.
 pub fn plain_call(case: &Case) -> Sent {
     let model = Model::of(case);
     let (path, body) = match model {
-        Model::Gpt => ("/v1/chat/completions", r#"{"model":"gpt-a","messages":[{"role":"user","content":"hi"}],"max_tokens":10}"#),
-        Model::Claude => ("/v1/messages", r#"{"model":"claude-a","max_tokens":10,"messages":[{"role":"user","content":"hi"}]}"#),
+        Model::Gpt => (
+            "/v1/chat/completions",
+            r#"{"model":"gpt-a","messages":[{"role":"user","content":"hi"}],"max_tokens":10}"#,
+        ),
+        Model::Claude => (
+            "/v1/messages",
+            r#"{"model":"claude-a","max_tokens":10,"messages":[{"role":"user","content":"hi"}]}"#,
+        ),
         Model::Embed => ("/v1/embeddings", r#"{"model":"embed-a","input":"abc"}"#),
     };
     let mut sent = Sent::new("POST", path);

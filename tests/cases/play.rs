@@ -12,7 +12,7 @@ use super::case::{Case, Client};
 use super::client::{Exchange, Sent};
 use super::config::{self, Place};
 use super::expect::{self, Failure};
-use super::gateway::{Gateway, Sample, free_address, value};
+use super::gateway::{Gateway, Sample, free_address, value, whole};
 use super::infra::{self, Act, When};
 use super::upstream::{Asked, Mode, Scripted, Upstreams};
 
@@ -38,7 +38,6 @@ pub struct Seen {
     pub case: Case,
     pub gateways: Vec<Gateway>,
     pub upstreams: Upstreams,
-    pub books: Books,
     /// By entry of the sequence; one entry without a sequence.
     pub calls: Vec<Vec<Exchange>>,
     pub asked: Vec<Asked>,
@@ -55,7 +54,7 @@ pub struct Seen {
     pub start_nano: i64,
     pub verified: Result<(), String>,
     pub rss_kib: (u64, u64),
-    pub during: BTreeMap<String, BTreeSet<u16>>,
+    pub during: During,
     pub exit: Option<i32>,
     /// After a restart: how long until the books were settled, if they ever were.
     pub restarted: Option<Option<Duration>>,
@@ -78,112 +77,186 @@ async fn run(case: &Case) -> Result<Outcome, String> {
     for client in case.calls() {
         Sent::of(client)?;
     }
-    let balance = balance(case).await?;
-    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let upstreams = start_upstreams(case).await?;
-    let mut gateways = start_gateways(case, &upstreams, &folder, balance)?;
-    if let Some(why) = infra::surface_missing(case, &gateways[0]).await {
+    let mut world = World::build(case).await?;
+    if let Some(why) = infra::surface_missing(case, &world.gateways[0]).await {
         return Ok(Outcome::Skipped(why));
     }
     if case.kind.is_some() {
-        return scenario(case, &mut gateways).await;
+        return scenario(case, &mut world.gateways).await;
     }
-    for (_, act) in acts.iter().filter(|(when, _)| *when == When::Before) {
-        infra::perform(act, case, &mut gateways, &upstreams).await?;
-    }
+    world.perform(case, &acts, When::Before).await?;
     if case.expect.rss_growth_mb_max.is_some() {
-        warm_up(case, &mut gateways, &upstreams).await?;
+        world.warm_up(case).await?;
     }
-    let books = Books::of(&folder.path().join("data"));
-    let old: BTreeSet<String> = books.settlements()?.into_iter().map(|s| s.hold).collect();
-    let lines_before: Vec<usize> = gateways.iter().map(|gateway| gateway.log().len()).collect();
-    let metrics_before = metrics_of(&mut gateways).await;
-    let rss_before = gateways[0].rss_kib();
+    let before = world.before().await?;
+    let (calls, during) = world.call(case, &acts).await?;
+    world.perform(case, &acts, When::After).await?;
+    let ending = world.end(case, &acts, &calls, &before).await?;
+    let mut seen = world.seen(case, before, calls, during, ending).await?;
+    Ok(Outcome::Done(expect::judge(&mut seen).await))
+}
 
-    let during = Arc::new(Mutex::new(BTreeMap::new()));
-    let (calls, acted) = {
-        let calling = load(case, &gateways, &acts);
-        let acting = timed(&gateways, &acts);
-        let watching = watch(case, &gateways[0], Arc::clone(&during));
-        tokio::pin!(calling);
-        tokio::pin!(watching);
-        let both = async { tokio::join!(&mut calling, acting) };
-        tokio::select! {
+/// The processes of a run.
+struct World {
+    gateways: Vec<Gateway>,
+    upstreams: Upstreams,
+    books: Books,
+    balance: i64,
+    folder: TempDir,
+}
+
+/// What was there before the case itself began.
+struct Before {
+    holds: BTreeSet<String>,
+    lines: Vec<usize>,
+    metrics: Vec<Sample>,
+    rss_kib: u64,
+}
+
+/// What became of the first process.
+struct Ending {
+    exit: Option<i32>,
+    restarted: Option<Option<Duration>>,
+}
+
+/// Statuses that were seen while calls were under way, by what was asked.
+type During = BTreeMap<String, BTreeSet<u16>>;
+
+impl World {
+    async fn build(case: &Case) -> Result<Self, String> {
+        let balance = balance(case).await?;
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let upstreams = start_upstreams(case).await?;
+        let gateways = start_gateways(case, &upstreams, &folder, balance)?;
+        let books = Books::of(&folder.path().join("data"));
+        Ok(Self { gateways, upstreams, books, balance, folder })
+    }
+
+    async fn perform(&mut self, case: &Case, acts: &[(When, Act)], now: When) -> Result<(), String> {
+        for (_, act) in acts.iter().filter(|(when, _)| *when == now) {
+            infra::perform(act, case, &mut self.gateways, &self.upstreams).await?;
+        }
+        Ok(())
+    }
+
+    /// As many calls as the case makes at once: what allocators keep of a first load is no leak.
+    async fn warm_up(&mut self, case: &Case) -> Result<(), String> {
+        for client in case.calls() {
+            let few =
+                Client { repeat: client.repeat.map(|n| n.min(200)), schedule_ms: vec![], ..client.clone() };
+            group(case, &few, &self.gateways, false).await?;
+        }
+        settled(&mut self.gateways, SETTLING).await;
+        self.upstreams.values().for_each(|upstream| upstream.forget());
+        Ok(())
+    }
+
+    async fn before(&mut self) -> Result<Before, String> {
+        Ok(Before {
+            holds: self.books.settlements()?.into_iter().map(|s| s.hold).collect(),
+            lines: self.gateways.iter().map(|gateway| gateway.log().len()).collect(),
+            metrics: metrics_of(&mut self.gateways).await,
+            rss_kib: self.gateways[0].rss_kib(),
+        })
+    }
+
+    /// All calls, with what happens meanwhile.
+    async fn call(&self, case: &Case, acts: &[(When, Act)]) -> Result<(Vec<Vec<Exchange>>, During), String> {
+        let during = Arc::new(Mutex::new(During::new()));
+        let calling = load(case, &self.gateways, acts);
+        let acting = timed(&self.gateways, acts);
+        let watching = watch(case, &self.gateways[0], Arc::clone(&during));
+        let both = async { tokio::join!(calling, acting) };
+        let (calls, acted) = tokio::select! {
             done = both => done,
-            never = &mut watching => match never {},
-        }
-    };
-    let calls = calls?;
-    acted?;
-    for (_, act) in acts.iter().filter(|(when, _)| *when == When::After) {
-        infra::perform(act, case, &mut gateways, &upstreams).await?;
+            never = watching => match never {},
+        };
+        acted?;
+        let during = during.lock().expect("what was watched").clone();
+        Ok((calls?, during))
     }
 
-    let expects_exit = case.expect.exit_code.is_some();
-    let exit = if expects_exit {
-        gateways[0].wait(grace(case) + LEAVING).await
-    } else {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        gateways[0].exit_code()
-    };
-    let mut restarted = None;
-    if exit.is_some() && acts.iter().any(|(when, act)| *when == When::AfterKill && matches!(act, Act::Restart)) {
-        let again = Instant::now();
-        gateways[0].restart()?;
-        restarted = Some(settled(&mut gateways, RESTARTING).await.then(|| again.elapsed()));
-    } else if exit.is_none() {
-        let count: usize = calls.iter().map(Vec::len).sum();
-        let patience = if count >= 100 { SETTLING_MANY } else { SETTLING };
-        settled(&mut gateways, patience).await;
-        logged(&gateways, &lines_before, count).await;
-    }
-    let alive = gateways[0].exit_code().is_none();
-    if case.expect.rss_growth_mb_max.is_some() || case.expect.open_upstream_connections.is_some() {
-        calm(case, &gateways[0], &upstreams, rss_before).await;
-    }
-    let metrics = metrics_of(&mut gateways).await;
-    let mut log: Vec<String> = vec![];
-    let (mut access, mut decisions) = (vec![], vec![]);
-    for (gateway, before) in gateways.iter().zip(&lines_before) {
-        let lines = gateway.log();
-        for line in lines.iter().skip(*before).filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-            match line["target"].as_str() {
-                Some("access") => access.push(line),
-                Some("decision") => decisions.push(line),
-                _ => {}
-            }
+    /// Waits until everything is booked, or the process has left as it was to.
+    async fn end(
+        &mut self,
+        case: &Case,
+        acts: &[(When, Act)],
+        calls: &[Vec<Exchange>],
+        before: &Before,
+    ) -> Result<Ending, String> {
+        let first = &mut self.gateways[0];
+        let exit = if case.expect.exit_code.is_some() {
+            first.wait(grace(case) + LEAVING).await
+        } else {
+            // One that was killed takes a moment to be gone.
+            first.wait(Duration::from_millis(10)).await
+        };
+        let mut restarted = None;
+        let restart = |(when, act): &(When, Act)| *when == When::AfterKill && matches!(act, Act::Restart);
+        if exit.is_some() && acts.iter().any(restart) {
+            let again = Instant::now();
+            first.restart()?;
+            restarted = Some(settled(&mut self.gateways, RESTARTING).await.then(|| again.elapsed()));
+        } else if exit.is_none() {
+            let count: usize = calls.iter().map(Vec::len).sum();
+            settled(&mut self.gateways, if count >= 100 { SETTLING_MANY } else { SETTLING }).await;
+            logged(&self.gateways, &before.lines, count).await;
         }
-        log.extend(lines);
+        if case.expect.rss_growth_mb_max.is_some() || case.expect.open_upstream_connections.is_some() {
+            calm(case, &self.gateways[0], &self.upstreams, before.rss_kib).await;
+        }
+        Ok(Ending { exit, restarted })
     }
-    let settlements = books.settlements()?.into_iter().filter(|s| !old.contains(&s.hold)).collect();
-    let mut asked: Vec<Asked> = upstreams.values().flat_map(|upstream| upstream.asked()).collect();
-    asked.sort_by_key(|asked| asked.at);
-    let during = during.lock().expect("what was watched").clone();
-    let mut seen = Seen {
-        case: case.clone(),
-        upstreams,
-        calls,
-        asked,
-        settlements,
-        access,
-        decisions,
-        log,
-        holds_open: alive.then(|| value(&metrics, "tollgate_holds_open", "").unwrap_or(-1.0) as i64),
-        metrics,
-        metrics_before,
-        balances: books.balances()?,
-        start_nano: balance,
-        verified: books.verify(),
-        rss_kib: (rss_before, gateways[0].rss_kib()),
-        during,
-        exit,
-        restarted,
-        books,
-        gateways,
-        _folder: folder,
-    };
-    let failures = expect::judge(&mut seen).await;
-    Ok(Outcome::Done(failures))
+
+    async fn seen(
+        mut self,
+        case: &Case,
+        before: Before,
+        calls: Vec<Vec<Exchange>>,
+        during: During,
+        ending: Ending,
+    ) -> Result<Seen, String> {
+        let alive = self.gateways[0].exit_code().is_none();
+        let metrics = metrics_of(&mut self.gateways).await;
+        let (mut log, mut access, mut decisions) = (vec![], vec![], vec![]);
+        for (gateway, from) in self.gateways.iter().zip(&before.lines) {
+            let lines = gateway.log();
+            let new = lines.iter().skip(*from);
+            for line in new.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+                match line["target"].as_str() {
+                    Some("access") => access.push(line),
+                    Some("decision") => decisions.push(line),
+                    _ => {}
+                }
+            }
+            log.extend(lines);
+        }
+        let settlements = self.books.settlements()?.into_iter().filter(|s| !before.holds.contains(&s.hold));
+        let mut asked: Vec<Asked> = self.upstreams.values().flat_map(|upstream| upstream.asked()).collect();
+        asked.sort_by_key(|asked| asked.at);
+        Ok(Seen {
+            case: case.clone(),
+            calls,
+            asked,
+            settlements: settlements.collect(),
+            access,
+            decisions,
+            log,
+            holds_open: alive.then(|| value(&metrics, "tollgate_holds_open", "").map_or(-1, whole)),
+            metrics,
+            metrics_before: before.metrics,
+            balances: self.books.balances()?,
+            start_nano: self.balance,
+            verified: self.books.verify(),
+            rss_kib: (before.rss_kib, self.gateways[0].rss_kib()),
+            during,
+            exit: ending.exit,
+            restarted: ending.restarted,
+            upstreams: self.upstreams,
+            gateways: self.gateways,
+            _folder: self.folder,
+        })
+    }
 }
 
 /// The balance of `alpha`, measured in holds of the case's own request where the case says so.
@@ -192,7 +265,8 @@ async fn balance(case: &Case) -> Result<i64, String> {
         return Ok(case.fixture.balance_nano.unwrap_or(config::BALANCE_NANO));
     };
     let pattern = regex::Regex::new(r"^([\d.]+) ?x hold(?:\(request\))?$").map_err(|e| e.to_string())?;
-    let found = pattern.captures(text).ok_or_else(|| format!("balance `{text}` is not known to the runner"))?;
+    let found =
+        pattern.captures(text).ok_or_else(|| format!("balance `{text}` is not known to the runner"))?;
     let times: f64 = found[1].parse().map_err(|_| "no number")?;
     let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
     let mut alone = case.clone();
@@ -207,7 +281,8 @@ async fn balance(case: &Case) -> Result<i64, String> {
     settled(&mut gateways, SETTLING).await;
     let settlements = Books::of(&folder.path().join("data")).settlements()?;
     let held = settlements.first().ok_or("the hold of the request cannot be measured: there was none")?.held;
-    Ok((times * held as f64) as i64)
+    // Two digits are enough of a factor such as 3.5.
+    Ok(whole((times * 100.0).round()) * held / 100)
 }
 
 async fn start_upstreams(case: &Case) -> Result<Upstreams, String> {
@@ -218,7 +293,12 @@ async fn start_upstreams(case: &Case) -> Result<Upstreams, String> {
     Ok(upstreams)
 }
 
-fn start_gateways(case: &Case, upstreams: &Upstreams, folder: &TempDir, balance: i64) -> Result<Vec<Gateway>, String> {
+fn start_gateways(
+    case: &Case,
+    upstreams: &Upstreams,
+    folder: &TempDir,
+    balance: i64,
+) -> Result<Vec<Gateway>, String> {
     let count = case.calls().filter_map(|client| client.instances).max().unwrap_or(1).max(1);
     let data = folder.path().join("data");
     let mut gateways = vec![];
@@ -226,9 +306,12 @@ fn start_gateways(case: &Case, upstreams: &Upstreams, folder: &TempDir, balance:
         let place = Place { http: free_address(), admin: free_address(), data: &data };
         let config = config::config(case, upstreams, &place, balance)?;
         let level = config::log_level(case);
-        let started = match Gateway::start(folder.path(), &format!("gateway{index}"), &config, level.clone()) {
+        let started = match Gateway::start(folder.path(), &format!("gateway{index}"), &config, level.clone())
+        {
             // A cycle may be refused when it is read; the gateway then runs with what is left.
-            Err(why) if config.get("aliases").is_some() && (why.contains("cycle") || why.contains("circular")) => {
+            Err(why)
+                if config.get("aliases").is_some() && (why.contains("cycle") || why.contains("circular")) =>
+            {
                 let mut without = config.clone();
                 without.as_object_mut().map(|members| members.remove("aliases"));
                 Gateway::start(folder.path(), &format!("gateway{index}"), &without, level)
@@ -253,7 +336,12 @@ async fn load(case: &Case, gateways: &[Gateway], acts: &[(When, Act)]) -> Result
     Ok(groups)
 }
 
-async fn group(case: &Case, client: &Client, gateways: &[Gateway], full_minute: bool) -> Result<Vec<Exchange>, String> {
+async fn group(
+    case: &Case,
+    client: &Client,
+    gateways: &[Gateway],
+    full_minute: bool,
+) -> Result<Vec<Exchange>, String> {
     let total = client.repeat.or(client.concurrent).unwrap_or(1);
     let keys = config::random_keys(case)?;
     let one = async |index: usize| {
@@ -297,20 +385,10 @@ async fn group(case: &Case, client: &Client, gateways: &[Gateway], full_minute: 
             done.push((index, one(index).await));
         }
     });
-    let mut done: Vec<(usize, Exchange)> = futures::future::join_all(workers).await.into_iter().flatten().collect();
+    let mut done: Vec<(usize, Exchange)> =
+        futures::future::join_all(workers).await.into_iter().flatten().collect();
     done.sort_by_key(|(index, _)| *index);
     Ok(done.into_iter().map(|(_, exchange)| exchange).collect())
-}
-
-/// As many calls as the case makes at once: what allocators keep of a first load is no leak.
-async fn warm_up(case: &Case, gateways: &mut [Gateway], upstreams: &Upstreams) -> Result<(), String> {
-    for client in case.calls() {
-        let few = Client { repeat: client.repeat.map(|n| n.min(200)), schedule_ms: vec![], ..client.clone() };
-        group(case, &few, gateways, false).await?;
-    }
-    settled(gateways, SETTLING).await;
-    upstreams.values().for_each(|upstream| upstream.forget());
-    Ok(())
 }
 
 /// Actions at their times, while calls are under way.
@@ -333,11 +411,7 @@ async fn timed(gateways: &[Gateway], acts: &[(When, Act)]) -> Result<(), String>
 }
 
 /// Asks what `during` names again and again.
-async fn watch(
-    case: &Case,
-    gateway: &Gateway,
-    seen: Arc<Mutex<BTreeMap<String, BTreeSet<u16>>>>,
-) -> std::convert::Infallible {
+async fn watch(case: &Case, gateway: &Gateway, seen: Arc<Mutex<During>>) -> std::convert::Infallible {
     let paths: Vec<String> = case.expect.during.iter().flatten().map(|(what, _)| what.clone()).collect();
     loop {
         for what in &paths {
@@ -413,7 +487,8 @@ async fn calm(case: &Case, gateway: &Gateway, upstreams: &Upstreams, rss_before:
     let limit = case.expect.rss_growth_mb_max.map_or(u64::MAX, |mb| rss_before + mb * 1024);
     loop {
         let open: usize = upstreams.values().map(|upstream| upstream.open_connections()).sum();
-        let fits = case.expect.open_upstream_connections.as_ref().is_none_or(|w| w.judge(&open.into(), 0).is_ok());
+        let fits =
+            case.expect.open_upstream_connections.as_ref().is_none_or(|w| w.judge(&open.into(), 0).is_ok());
         if (fits && gateway.rss_kib() <= limit) || Instant::now() > until {
             return;
         }

@@ -115,6 +115,9 @@ fn choices<'a>(data: &'a Value, text: impl Fn(&'a Value) -> Option<&'a Value>) -
     choices.into_iter().flatten().filter_map(|choice| text(choice)?.as_str()).collect()
 }
 
+/// Takes a piece of the call with that index: of its name, of its arguments.
+type Add<'a> = dyn FnMut(u64, Option<&Value>, Option<&Value>) + 'a;
+
 /// Tool calls as `[name, arguments]`, in the order of their indices.
 pub fn tool_calls(events: &[Event], whole: &[u8]) -> Value {
     let mut calls: std::collections::BTreeMap<u64, (String, String)> = std::collections::BTreeMap::new();
@@ -123,7 +126,7 @@ pub fn tool_calls(events: &[Event], whole: &[u8]) -> Value {
         call.0.push_str(name.and_then(Value::as_str).unwrap_or_default());
         call.1.push_str(arguments.and_then(Value::as_str).unwrap_or_default());
     };
-    let listed = |list: Option<&Value>, add: &mut dyn FnMut(u64, Option<&Value>, Option<&Value>)| {
+    let listed = |list: Option<&Value>, add: &mut Add<'_>| {
         for (position, call) in list.and_then(Value::as_array).into_iter().flatten().enumerate() {
             let index = call.get("index").and_then(Value::as_u64).unwrap_or(position as u64);
             add(index, call.pointer("/function/name"), call.pointer("/function/arguments"));
@@ -132,7 +135,9 @@ pub fn tool_calls(events: &[Event], whole: &[u8]) -> Value {
     for data in events.iter().filter_map(|event| serde_json::from_str::<Value>(&event.data).ok()) {
         let index = data.get("index").and_then(Value::as_u64).unwrap_or(0);
         match data.get("type").and_then(Value::as_str) {
-            Some("content_block_start") if data.pointer("/content_block/type") == Some(&"tool_use".into()) => {
+            Some("content_block_start")
+                if data.pointer("/content_block/type") == Some(&"tool_use".into()) =>
+            {
                 add(index, data.pointer("/content_block/name"), None);
             }
             Some("content_block_delta") if data.pointer("/delta/partial_json").is_some() => {

@@ -112,7 +112,6 @@ pub struct Asked {
     pub connection: usize,
     /// Not the first on its connection.
     pub reused: bool,
-    pub method: String,
     pub path: String,
     pub headers: Headers,
     pub body: Vec<u8>,
@@ -290,14 +289,8 @@ impl Scripted {
                 raw.extend_from_slice(&bytes);
                 body
             };
-            let asked = Asked {
-                method: head.method,
-                path: head.path,
-                headers: head.headers,
-                body,
-                raw,
-                ..self.blank(connection, reused)
-            };
+            let asked =
+                Asked { path: head.path, headers: head.headers, body, raw, ..self.blank(connection, reused) };
             let (index, piece) = self.take(asked);
             match self.play(&mut line, piece, index, connection).await {
                 Then::NextRequest => reused = true,
@@ -313,7 +306,6 @@ impl Scripted {
             mode: self.state().mode,
             connection,
             reused,
-            method: String::new(),
             path: String::new(),
             headers: Headers::default(),
             body: vec![],
@@ -495,7 +487,13 @@ impl Line {
         self.stream.write_all(bytes).await.is_ok()
     }
 
-    async fn write_pieces(&mut self, bytes: &[u8], dribble: Option<usize>, gap: Duration, chunked: bool) -> bool {
+    async fn write_pieces(
+        &mut self,
+        bytes: &[u8],
+        dribble: Option<usize>,
+        gap: Duration,
+        chunked: bool,
+    ) -> bool {
         if bytes.is_empty() {
             return true;
         }
@@ -650,9 +648,10 @@ pub fn step_bytes(step: &Step) -> Result<Option<Vec<u8>>, String> {
     if let Some(text) = &step.bytes_b64 {
         return base64::engine::general_purpose::STANDARD.decode(text).map(Some).map_err(|e| e.to_string());
     }
-    Ok(step.bytes_gen.as_ref().map(|made| {
-        format!("{}{}{}", made.prefix, made.repeat.repeat(made.count), made.suffix).into_bytes()
-    }))
+    Ok(step
+        .bytes_gen
+        .as_ref()
+        .map(|made| format!("{}{}{}", made.prefix, made.repeat.repeat(made.count), made.suffix).into_bytes()))
 }
 
 /// JSON as it is written; text and `{"__raw__": …}` as the bytes that they stand for.
@@ -712,7 +711,9 @@ fn whole(status: u16, kind: &str, body: &str) -> Piece {
 }
 
 fn failing_body(status: u16) -> String {
-    format!(r#"{{"error":{{"message":"set up to fail","type":"server_error","param":null,"code":{status}}}}}"#)
+    format!(
+        r#"{{"error":{{"message":"set up to fail","type":"server_error","param":null,"code":{status}}}}}"#
+    )
 }
 
 /// A whole answer of the surface that was asked.

@@ -87,7 +87,9 @@ pub fn runs(case: &Case, line: &str) -> Vec<Run> {
         let name = variant.as_str().map_or_else(|| variant.to_string(), str::to_owned);
         let plan = match variant {
             Value::String(text) if mentions_store(text) => Plan::Skip("needs the fleet store".to_owned()),
-            Value::String(text) => apply(&plain, text).map_or_else(Plan::Error, |case| Plan::Play(Box::new(case))),
+            Value::String(text) => {
+                apply(&plain, text).map_or_else(Plan::Error, |case| Plan::Play(Box::new(case)))
+            }
             patch => patched(line, patch).map_or_else(Plan::Error, |case| Plan::Play(Box::new(case))),
         };
         Run { name, plan }
@@ -109,7 +111,8 @@ fn apply(plain: &Case, text: &str) -> Result<Case, String> {
     for (pattern, act) in CHANGES {
         let pattern = Regex::new(pattern).map_err(|e| e.to_string())?;
         if let Some(found) = pattern.captures(change) {
-            act(&mut case, &found).map_err(|why| if why.is_empty() { unknown() } else { format!("{}: {why}", unknown()) })?;
+            act(&mut case, &found)
+                .map_err(|why| if why.is_empty() { unknown() } else { format!("{}: {why}", unknown()) })?;
             done = true;
             break;
         }
@@ -444,7 +447,8 @@ fn leave(case: &mut Case, how: &str) -> Result<(), String> {
         return Ok(());
     }
     let mut actions = client(case)?.actions.iter_mut();
-    actions.find(|a| a.action == "close" || a.action == "reset").ok_or("nobody hangs up")?.action = how.to_owned();
+    actions.find(|a| a.action == "close" || a.action == "reset").ok_or("nobody hangs up")?.action =
+        how.to_owned();
     Ok(())
 }
 
@@ -452,7 +456,8 @@ fn leave_h2(case: &mut Case, code: &str) -> Result<(), String> {
     let client = client(case)?;
     client.proto = Some("h2".to_owned());
     let mut actions = client.actions.iter_mut();
-    let leaving = actions.find(|a| a.action == "close" || a.action == "reset").ok_or("the caller does not leave")?;
+    let leaving =
+        actions.find(|a| a.action == "close" || a.action == "reset").ok_or("the caller does not leave")?;
     leaving.action = format!("h2_rst:{code}");
     Ok(())
 }
@@ -535,7 +540,8 @@ fn twice(case: &mut Case, name: &str) -> Result<(), String> {
 /// A request that nothing is wrong with.
 fn plain_body(case: &Case) -> Members<Box<RawValue>> {
     let model = super::config::Model::of(case).name();
-    let text = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"hi"}}],"stream":true}}"#);
+    let text =
+        format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"hi"}}],"stream":true}}"#);
     Members::of(&text).unwrap_or_default()
 }
 
@@ -549,7 +555,10 @@ fn deep_schema(case: &mut Case, depth: &str) -> Result<(), String> {
     let depth: usize = depth.parse().map_err(|_| "no number")?;
     let nested = format!("{}{{}}{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
     let mut body = plain_body(case);
-    body.set("tools", &format!(r#"[{{"type":"function","function":{{"name":"f","parameters":{nested}}}}}]"#))?;
+    body.set(
+        "tools",
+        &format!(r#"[{{"type":"function","function":{{"name":"f","parameters":{nested}}}}}]"#),
+    )?;
     set_text(case, &body.text())
 }
 
@@ -589,11 +598,17 @@ fn key_in_query(case: &mut Case, name: &str) -> Result<(), String> {
 /// A header line: in raw bytes, in an upstream's head where it belongs there, else the caller's.
 fn header(case: &mut Case, name: &str, value: &str) -> Result<(), String> {
     if let Some(text) = case.client.as_ref().and_then(|client| client.raw.clone()) {
-        return set_raw(case, with_lines(&text, &[name, "transfer-encoding"], &[format!("{}: {value}", name.to_lowercase())])?);
+        return set_raw(
+            case,
+            with_lines(&text, &[name, "transfer-encoding"], &[format!("{}: {value}", name.to_lowercase())])?,
+        );
     }
-    const ANSWERS: [&str; 6] = ["retry-after", "location", "set-cookie", "content-type", "content-encoding", "server"];
+    const ANSWERS: [&str; 6] =
+        ["retry-after", "location", "set-cookie", "content-type", "content-encoding", "server"];
     let lower = name.to_lowercase();
-    let answers = ANSWERS.contains(&lower.as_str()) || lower.starts_with("x-ratelimit") || lower.starts_with("retry-after");
+    let answers = ANSWERS.contains(&lower.as_str())
+        || lower.starts_with("x-ratelimit")
+        || lower.starts_with("retry-after");
     if answers || head(case).is_ok_and(|head| head.headers.find(name).is_some()) {
         head(case)?.headers.set(name, value);
         return Ok(());
@@ -607,7 +622,8 @@ fn header(case: &mut Case, name: &str, value: &str) -> Result<(), String> {
 
 fn authorization(case: &mut Case, value: &str) -> Result<(), String> {
     let size = Regex::new(r"<(\d+) ?KiB>").expect("a pattern");
-    let value = size.replace_all(value, |found: &Captures<'_>| "x".repeat(found[1].parse::<usize>().unwrap_or(0) << 10));
+    let value = size
+        .replace_all(value, |found: &Captures<'_>| "x".repeat(found[1].parse::<usize>().unwrap_or(0) << 10));
     let value = unescape(&value);
     if let Some(text) = case.client.as_ref().and_then(|client| client.raw.clone()) {
         return set_raw(case, with_lines(&text, &["authorization"], &[format!("authorization: {value}")])?);
@@ -619,7 +635,9 @@ fn authorization(case: &mut Case, value: &str) -> Result<(), String> {
 /// `\xff` as the byte that it names.
 fn unescape(text: &str) -> String {
     let bytes = Regex::new(r"\\x([0-9a-fA-F]{2})").expect("a pattern");
-    let byte = |found: &Captures<'_>| u8::from_str_radix(&found[1], 16).map_or(String::new(), |b| char::from(b).to_string());
+    let byte = |found: &Captures<'_>| {
+        u8::from_str_radix(&found[1], 16).map_or(String::new(), |b| char::from(b).to_string())
+    };
     bytes.replace_all(text, byte).into_owned()
 }
 

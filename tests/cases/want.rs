@@ -46,7 +46,8 @@ impl Want {
             Self::Absent => seen.is_null(),
             Self::Present => !seen.is_null(),
             Self::Gen(formula) => {
-                let want = formula_value(formula, start).ok_or_else(|| format!("a formula, but {formula} is none"))?;
+                let want = formula_value(formula, start)
+                    .ok_or_else(|| format!("a formula, but {formula} is none"))?;
                 return if seen.as_i64() == Some(want) { Ok(()) } else { Err(format!("{want} ({formula})")) };
             }
         };

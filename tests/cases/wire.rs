@@ -4,7 +4,6 @@ use super::case::Headers;
 
 /// The head of a request.
 pub struct RequestHead {
-    pub method: String,
     pub path: String,
     pub headers: Headers,
     pub raw: Vec<u8>,
@@ -16,7 +15,6 @@ pub fn request_head(bytes: &[u8]) -> Option<RequestHead> {
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => Some(RequestHead {
-            method: request.method.unwrap_or_default().to_owned(),
             path: request.path.unwrap_or_default().to_owned(),
             headers: headers_of(request.headers),
             raw: bytes.get(..length)?.to_vec(),
@@ -96,7 +94,8 @@ impl Chunks {
                 ChunkState::Data(size) => {
                     let take = size.min(rest.len());
                     self.body.extend_from_slice(&rest[..take]);
-                    self.state = if take == size { ChunkState::DataEnd } else { ChunkState::Data(size - take) };
+                    self.state =
+                        if take == size { ChunkState::DataEnd } else { ChunkState::Data(size - take) };
                     (take > 0).then_some(take)
                 }
                 ChunkState::DataEnd => line(rest).map(|(text, length)| {
