@@ -287,10 +287,7 @@ fn tell(args: &Args, played: &Played, tally: &mut [usize; 3]) {
                 say(&format!("     [{name}] {field}: expected {expected}, saw {seen}"));
             }
             if let Some(failure) = failures.first() {
-                say(&format!(
-                    "{}",
-                    failure.details.lines().map(|line| format!("       {line}\n")).collect::<String>()
-                ));
+                failure.details.lines().for_each(|line| say(&format!("       {line}")));
             }
         }
         say(&format!("     {} ms", took.as_millis()));
