@@ -1,0 +1,515 @@
+//! Plays one run: upstreams, gateway, calls, and then everything that was to be seen of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::books::{Books, Settlement};
+use super::case::{Case, Client};
+use super::client::{Exchange, Sent};
+use super::config::{self, Place};
+use super::expect::{self, Failure};
+use super::gateway::{Gateway, Sample, free_address, value, whole};
+use super::infra::{self, Act, When};
+use super::upstream::{Asked, Mode, Scripted, Upstreams};
+
+/// Paths of the admin port; everything else is the public one's.
+const ADMIN_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/metrics"];
+/// How long the books may take after the last call.
+const SETTLING: Duration = Duration::from_secs(3);
+/// The same behind very many calls.
+const SETTLING_MANY: Duration = Duration::from_secs(10);
+/// How long they may take behind a restart.
+const RESTARTING: Duration = Duration::from_secs(15);
+/// How long a process may take to leave beyond its grace time.
+const LEAVING: Duration = Duration::from_secs(3);
+
+/// How a run went.
+pub enum Outcome {
+    Done(Vec<Failure>),
+    Skipped(String),
+}
+
+/// Everything that was seen of a run.
+pub struct Seen {
+    pub case: Case,
+    pub gateways: Vec<Gateway>,
+    pub upstreams: Upstreams,
+    /// By entry of the sequence; one entry without a sequence.
+    pub calls: Vec<Vec<Exchange>>,
+    pub asked: Vec<Asked>,
+    pub settlements: Vec<Settlement>,
+    pub access: Vec<Value>,
+    pub decisions: Vec<Value>,
+    pub log: Vec<String>,
+    pub metrics: Vec<Sample>,
+    /// Samples before the case, to be taken off.
+    pub metrics_before: Vec<Sample>,
+    /// `None`: there is no process to ask.
+    pub holds_open: Option<i64>,
+    pub balances: BTreeMap<String, i64>,
+    pub start_nano: i64,
+    pub verified: Result<(), String>,
+    pub rss_kib: (u64, u64),
+    pub during: During,
+    pub exit: Option<i32>,
+    /// After a restart: how long until the books were settled, if they ever were.
+    pub restarted: Option<Option<Duration>>,
+    _folder: TempDir,
+}
+
+/// Plays it and judges what came of it.
+pub async fn play(case: &Case) -> Outcome {
+    if let Some(why) = infra::not_applicable(case) {
+        return Outcome::Skipped(why);
+    }
+    match run(case).await {
+        Ok(outcome) => outcome,
+        Err(why) => Outcome::Done(vec![Failure::said("run", "the case to be playable", &why)]),
+    }
+}
+
+async fn run(case: &Case) -> Result<Outcome, String> {
+    let acts = infra::acts(case)?;
+    for client in case.calls() {
+        Sent::of(client)?;
+    }
+    let mut world = World::build(case).await?;
+    if let Some(why) = infra::surface_missing(case, &world.gateways[0]).await {
+        return Ok(Outcome::Skipped(why));
+    }
+    if case.kind.is_some() {
+        return scenario(case, &mut world.gateways).await;
+    }
+    world.perform(case, &acts, When::Before).await?;
+    if case.expect.rss_growth_mb_max.is_some() {
+        world.warm_up(case).await?;
+    }
+    let before = world.before().await?;
+    let (calls, during) = world.call(case, &acts).await?;
+    world.perform(case, &acts, When::After).await?;
+    let ending = world.end(case, &acts, &calls, &before).await?;
+    let mut seen = world.seen(case, before, calls, during, ending).await?;
+    Ok(Outcome::Done(expect::judge(&mut seen).await))
+}
+
+/// The processes of a run.
+struct World {
+    gateways: Vec<Gateway>,
+    upstreams: Upstreams,
+    books: Books,
+    balance: i64,
+    folder: TempDir,
+}
+
+/// What was there before the case itself began.
+struct Before {
+    holds: BTreeSet<String>,
+    lines: Vec<usize>,
+    metrics: Vec<Sample>,
+    rss_kib: u64,
+}
+
+/// What became of the first process.
+struct Ending {
+    exit: Option<i32>,
+    restarted: Option<Option<Duration>>,
+}
+
+/// Statuses that were seen while calls were under way, by what was asked.
+type During = BTreeMap<String, BTreeSet<u16>>;
+
+impl World {
+    async fn build(case: &Case) -> Result<Self, String> {
+        let balance = balance(case).await?;
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let upstreams = start_upstreams(case).await?;
+        let gateways = start_gateways(case, &upstreams, &folder, balance)?;
+        let books = Books::of(&folder.path().join("data"));
+        Ok(Self { gateways, upstreams, books, balance, folder })
+    }
+
+    async fn perform(&mut self, case: &Case, acts: &[(When, Act)], now: When) -> Result<(), String> {
+        for (_, act) in acts.iter().filter(|(when, _)| *when == now) {
+            infra::perform(act, case, &mut self.gateways, &self.upstreams).await?;
+        }
+        Ok(())
+    }
+
+    /// As many calls as the case makes at once: what allocators keep of a first load is no leak.
+    async fn warm_up(&mut self, case: &Case) -> Result<(), String> {
+        for client in case.calls() {
+            let few =
+                Client { repeat: client.repeat.map(|n| n.min(200)), schedule_ms: vec![], ..client.clone() };
+            group(case, &few, &self.gateways, false).await?;
+        }
+        settled(&mut self.gateways, SETTLING).await;
+        self.upstreams.values().for_each(|upstream| upstream.forget());
+        Ok(())
+    }
+
+    async fn before(&mut self) -> Result<Before, String> {
+        Ok(Before {
+            holds: self.books.settlements()?.into_iter().map(|s| s.hold).collect(),
+            lines: self.gateways.iter().map(|gateway| gateway.log().len()).collect(),
+            metrics: metrics_of(&mut self.gateways).await,
+            rss_kib: self.gateways[0].rss_kib(),
+        })
+    }
+
+    /// All calls, with what happens meanwhile.
+    async fn call(&self, case: &Case, acts: &[(When, Act)]) -> Result<(Vec<Vec<Exchange>>, During), String> {
+        let during = Arc::new(Mutex::new(During::new()));
+        let calling = load(case, &self.gateways, acts);
+        let acting = timed(&self.gateways, acts);
+        let watching = watch(case, &self.gateways[0], Arc::clone(&during));
+        let both = async { tokio::join!(calling, acting) };
+        let (calls, acted) = tokio::select! {
+            done = both => done,
+            never = watching => match never {},
+        };
+        acted?;
+        let during = during.lock().expect("what was watched").clone();
+        Ok((calls?, during))
+    }
+
+    /// Waits until everything is booked, or the process has left as it was to.
+    async fn end(
+        &mut self,
+        case: &Case,
+        acts: &[(When, Act)],
+        calls: &[Vec<Exchange>],
+        before: &Before,
+    ) -> Result<Ending, String> {
+        let first = &mut self.gateways[0];
+        let exit = if case.expect.exit_code.is_some() {
+            first.wait(grace(case) + LEAVING).await
+        } else {
+            // One that was killed takes a moment to be gone.
+            first.wait(Duration::from_millis(10)).await
+        };
+        let mut restarted = None;
+        let restart = |(when, act): &(When, Act)| *when == When::AfterKill && matches!(act, Act::Restart);
+        if exit.is_some() && acts.iter().any(restart) {
+            let again = Instant::now();
+            first.restart()?;
+            restarted = Some(settled(&mut self.gateways, RESTARTING).await.then(|| again.elapsed()));
+        } else if exit.is_none() {
+            let count: usize = calls.iter().map(Vec::len).sum();
+            settled(&mut self.gateways, if count >= 100 { SETTLING_MANY } else { SETTLING }).await;
+            logged(&self.gateways, &before.lines, count).await;
+        }
+        if case.expect.rss_growth_mb_max.is_some() || case.expect.open_upstream_connections.is_some() {
+            calm(case, &self.gateways[0], &self.upstreams, before.rss_kib).await;
+        }
+        Ok(Ending { exit, restarted })
+    }
+
+    async fn seen(
+        mut self,
+        case: &Case,
+        before: Before,
+        calls: Vec<Vec<Exchange>>,
+        during: During,
+        ending: Ending,
+    ) -> Result<Seen, String> {
+        let alive = self.gateways[0].exit_code().is_none();
+        let metrics = metrics_of(&mut self.gateways).await;
+        let (mut log, mut access, mut decisions) = (vec![], vec![], vec![]);
+        for (gateway, from) in self.gateways.iter().zip(&before.lines) {
+            let lines = gateway.log();
+            let new = lines.iter().skip(*from);
+            for line in new.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+                match line["target"].as_str() {
+                    Some("access") => access.push(line),
+                    Some("decision") => decisions.push(line),
+                    _ => {}
+                }
+            }
+            log.extend(lines);
+        }
+        let settlements = self.books.settlements()?.into_iter().filter(|s| !before.holds.contains(&s.hold));
+        let mut asked: Vec<Asked> = self.upstreams.values().flat_map(|upstream| upstream.asked()).collect();
+        asked.sort_by_key(|asked| asked.at);
+        Ok(Seen {
+            case: case.clone(),
+            calls,
+            asked,
+            settlements: settlements.collect(),
+            access,
+            decisions,
+            log,
+            holds_open: alive.then(|| value(&metrics, "tollgate_holds_open", "").map_or(-1, whole)),
+            metrics,
+            metrics_before: before.metrics,
+            balances: self.books.balances()?,
+            start_nano: self.balance,
+            verified: self.books.verify(),
+            rss_kib: (before.rss_kib, self.gateways[0].rss_kib()),
+            during,
+            exit: ending.exit,
+            restarted: ending.restarted,
+            upstreams: self.upstreams,
+            gateways: self.gateways,
+            _folder: self.folder,
+        })
+    }
+}
+
+/// The balance of `alpha`, measured in holds of the case's own request where the case says so.
+async fn balance(case: &Case) -> Result<i64, String> {
+    let Some(text) = &case.fixture.balance else {
+        return Ok(case.fixture.balance_nano.unwrap_or(config::BALANCE_NANO));
+    };
+    let pattern = regex::Regex::new(r"^([\d.]+) ?x hold(?:\(request\))?$").map_err(|e| e.to_string())?;
+    let found =
+        pattern.captures(text).ok_or_else(|| format!("balance `{text}` is not known to the runner"))?;
+    let times: f64 = found[1].parse().map_err(|_| "no number")?;
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let mut alone = case.clone();
+    alone.fixture.balance = None;
+    let mut keyed = case.clone();
+    keyed.fixture.balance_nano = Some(1_000_000_000_000);
+    let upstreams = start_upstreams(case).await?;
+    upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Good));
+    let mut gateways = start_gateways(&keyed, &upstreams, &folder, 1_000_000_000_000)?;
+    let client = alone.calls().next().ok_or("the case has no call")?;
+    Sent::of(client)?.call(gateways[0].http).await;
+    settled(&mut gateways, SETTLING).await;
+    let settlements = Books::of(&folder.path().join("data")).settlements()?;
+    let held = settlements.first().ok_or("the hold of the request cannot be measured: there was none")?.held;
+    // Two digits are enough of a factor such as 3.5.
+    Ok(whole((times * 100.0).round()) * held / 100)
+}
+
+async fn start_upstreams(case: &Case) -> Result<Upstreams, String> {
+    let mut upstreams = Upstreams::new();
+    for upstream in &case.upstreams {
+        upstreams.insert(upstream.name.clone(), Scripted::start(upstream, case.script_repeat).await?);
+    }
+    Ok(upstreams)
+}
+
+fn start_gateways(
+    case: &Case,
+    upstreams: &Upstreams,
+    folder: &TempDir,
+    balance: i64,
+) -> Result<Vec<Gateway>, String> {
+    let count = case.calls().filter_map(|client| client.instances).max().unwrap_or(1).max(1);
+    let data = folder.path().join("data");
+    let mut gateways = vec![];
+    for index in 0..count {
+        let place = Place { http: free_address(), admin: free_address(), data: &data };
+        let config = config::config(case, upstreams, &place, balance)?;
+        let level = config::log_level(case);
+        let started = match Gateway::start(folder.path(), &format!("gateway{index}"), &config, level.clone())
+        {
+            // A cycle may be refused when it is read; the gateway then runs with what is left.
+            Err(why)
+                if config.get("aliases").is_some() && (why.contains("cycle") || why.contains("circular")) =>
+            {
+                let mut without = config.clone();
+                without.as_object_mut().map(|members| members.remove("aliases"));
+                Gateway::start(folder.path(), &format!("gateway{index}"), &without, level)
+            }
+            started => started,
+        };
+        gateways.push(started?);
+    }
+    Ok(gateways)
+}
+
+/// All calls, in the shape that the case gives them.
+async fn load(case: &Case, gateways: &[Gateway], acts: &[(When, Act)]) -> Result<Vec<Vec<Exchange>>, String> {
+    let full_minute = acts.iter().any(|(_, act)| matches!(act, Act::FullMinute));
+    let mut groups = vec![];
+    for client in case.calls() {
+        if let Some(ms) = client.delay_ms {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+        }
+        groups.push(group(case, client, gateways, full_minute).await?);
+    }
+    Ok(groups)
+}
+
+async fn group(
+    case: &Case,
+    client: &Client,
+    gateways: &[Gateway],
+    full_minute: bool,
+) -> Result<Vec<Exchange>, String> {
+    let total = client.repeat.or(client.concurrent).unwrap_or(1);
+    let keys = config::random_keys(case)?;
+    let one = async |index: usize| {
+        let gateway = &gateways[index % gateways.len()];
+        let mut sent = Sent::of(client).expect("it was made before");
+        if let Some(key) = keys.get(index % keys.len().max(1)) {
+            sent.headers.set("authorization", &format!("Bearer {key}"));
+        }
+        sent.gateway_pid = gateway.pid();
+        let path = client.path().split('?').next().unwrap_or_default();
+        let to = if ADMIN_PATHS.contains(&path) { gateway.admin } else { gateway.http };
+        sent.call(to).await
+    };
+    if !client.schedule_ms.is_empty() {
+        let earliest = client.schedule_ms.iter().min().copied().unwrap_or(0);
+        let lead = Duration::from_millis(earliest.min(0).unsigned_abs());
+        let mut wait = Duration::ZERO;
+        if full_minute {
+            wait = Duration::from_secs(60).saturating_sub(infra::since_minute());
+            if wait < lead {
+                wait += Duration::from_secs(60);
+            }
+        }
+        let zero = Instant::now() + wait.max(lead);
+        let calls = client.schedule_ms.iter().enumerate().map(async |(index, ms)| {
+            let offset = Duration::from_millis(ms.unsigned_abs());
+            let at = if *ms < 0 { zero.checked_sub(offset).unwrap_or(zero) } else { zero + offset };
+            tokio::time::sleep_until(at.into()).await;
+            one(index).await
+        });
+        return Ok(futures::future::join_all(calls).await);
+    }
+    let parallel = client.concurrent.unwrap_or(1).max(1);
+    // The order of the calls is kept; as one ends, the next begins.
+    let next = Mutex::new(0..total);
+    let workers = (0..parallel.min(total)).map(async |_| {
+        let mut done = vec![];
+        loop {
+            let index = next.lock().expect("the next call").next();
+            let Some(index) = index else { return done };
+            done.push((index, one(index).await));
+        }
+    });
+    let mut done: Vec<(usize, Exchange)> =
+        futures::future::join_all(workers).await.into_iter().flatten().collect();
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, exchange)| exchange).collect())
+}
+
+/// Actions at their times, while calls are under way.
+async fn timed(gateways: &[Gateway], acts: &[(When, Act)]) -> Result<(), String> {
+    let began = Instant::now();
+    for (when, act) in acts {
+        let When::AtMs(ms) = when else { continue };
+        tokio::time::sleep_until((began + Duration::from_millis(*ms)).into()).await;
+        match act {
+            Act::SetPrice { model, times } => {
+                for gateway in gateways {
+                    infra::set_price(gateway, model, *times)?;
+                }
+            }
+            Act::Signal(signal) => super::client::signal_process(gateways[0].pid(), signal),
+            other => return Err(format!("infra: {other:?} cannot be done while calls are under way")),
+        }
+    }
+    Ok(())
+}
+
+/// Asks what `during` names again and again.
+async fn watch(case: &Case, gateway: &Gateway, seen: Arc<Mutex<During>>) -> std::convert::Infallible {
+    let paths: Vec<String> = case.expect.during.iter().flatten().map(|(what, _)| what.clone()).collect();
+    loop {
+        for what in &paths {
+            let exchange = ask(gateway, what).await;
+            if let Some(status) = exchange.status {
+                seen.lock().expect("what was watched").entry(what.clone()).or_default().insert(status);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// `GET /readyz`, on the port that it belongs to.
+pub async fn ask(gateway: &Gateway, what: &str) -> Exchange {
+    let (method, path) = what.split_once(' ').unwrap_or(("GET", what));
+    let mut sent = Sent::new(method, path);
+    if ADMIN_PATHS.contains(&path) {
+        return sent.call(gateway.admin).await;
+    }
+    sent.headers.set("authorization", "Bearer sk-test-alpha");
+    sent.call(gateway.http).await
+}
+
+fn grace(case: &Case) -> Duration {
+    let ms = |key: &str, default| case.config.get(key).and_then(Value::as_u64).unwrap_or(default);
+    Duration::from_millis(ms("grace_ms", 10_000) + ms("pre_drain_ms", 0))
+}
+
+async fn metrics_of(gateways: &mut [Gateway]) -> Vec<Sample> {
+    let mut samples = vec![];
+    for gateway in gateways {
+        if gateway.exit_code().is_none() {
+            samples.extend(gateway.metrics().await);
+        }
+    }
+    samples
+}
+
+/// Waits until nothing is in flight, no hold is open and the ledger has everything.
+async fn settled(gateways: &mut [Gateway], patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        let samples = metrics_of(gateways).await;
+        let zero = |name: &str| samples.iter().filter(|s| s.name == name).all(|s| s.value == 0.0);
+        let names = ["tollgate_holds_open", "tollgate_in_flight", "tollgate_journal_unposted"];
+        if !samples.is_empty() && names.into_iter().all(zero) {
+            return true;
+        }
+        if Instant::now() > until {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits a little for the access line of every call; a call that was refused as HTTP has none.
+async fn logged(gateways: &[Gateway], before: &[usize], calls: usize) {
+    let until = Instant::now() + Duration::from_millis(300);
+    loop {
+        let lines = |(gateway, before): (&Gateway, &usize)| {
+            gateway.log().iter().skip(*before).filter(|line| line.contains(r#""target":"access""#)).count()
+        };
+        if gateways.iter().zip(before).map(lines).sum::<usize>() >= calls || Instant::now() > until {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits up to ten seconds for connections and memory to come back.
+async fn calm(case: &Case, gateway: &Gateway, upstreams: &Upstreams, rss_before: u64) {
+    let until = Instant::now() + Duration::from_secs(10);
+    let limit = case.expect.rss_growth_mb_max.map_or(u64::MAX, |mb| rss_before + mb * 1024);
+    loop {
+        let open: usize = upstreams.values().map(|upstream| upstream.open_connections()).sum();
+        let fits =
+            case.expect.open_upstream_connections.as_ref().is_none_or(|w| w.judge(&open.into(), 0).is_ok());
+        if (fits && gateway.rss_kib() <= limit) || Instant::now() > until {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Checks that are told in words.
+async fn scenario(case: &Case, gateways: &mut [Gateway]) -> Result<Outcome, String> {
+    let check = case.expect.check.as_deref().unwrap_or_default();
+    if check.starts_with("SIGTERM with no traffic: exit 0 within pre_drain_ms + 1000") {
+        let pre = case.config.get("pre_drain_ms").and_then(Value::as_u64).unwrap_or(0);
+        let limit = Duration::from_millis(pre + 1000);
+        let began = Instant::now();
+        super::client::signal_process(gateways[0].pid(), "SIGTERM");
+        let code = gateways[0].wait(limit + LEAVING).await;
+        let took = began.elapsed();
+        let good = code == Some(0) && took <= limit;
+        let seen = format!("exit {code:?} after {} ms", took.as_millis());
+        let expected = format!("exit 0 within {} ms", limit.as_millis());
+        return Ok(Outcome::Done(if good { vec![] } else { vec![Failure::said("check", &expected, &seen)] }));
+    }
+    Err(format!("scenario `{check}` is not known to the runner"))
+}
