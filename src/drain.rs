@@ -176,10 +176,13 @@ impl ShutdownSignalWatch for Watch {
             tracing::error!("signals cannot be watched; leaving");
             return self.at_once();
         };
+        // A reload is not there yet; by default the signal would end the process and its streams.
+        let hangup = ignore(SignalKind::hangup());
         tokio::select! {
             _ = interrupt.recv() => return self.at_once(),
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
+            () = hangup => {}
         }
         self.drain.unready.store(true, Ordering::Release);
         tracing::info!(pre = ?self.pre, "leaving: not ready any more");
@@ -203,6 +206,16 @@ impl Watch {
         self.drain.over();
         ShutdownSignal::FastShutdown
     }
+}
+
+/// Takes a signal and says that it does nothing; never ends.
+async fn ignore(kind: SignalKind) {
+    if let Ok(mut signal) = signal(kind) {
+        while signal.recv().await.is_some() {
+            tracing::warn!(signal = kind.as_raw_value(), "the config is not read anew: restart to change it");
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 async fn leave_at_once_on(mut interrupt: Signal, drain: Arc<Drain>) {

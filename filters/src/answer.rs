@@ -490,6 +490,10 @@ impl Answer {
             return refuse(Failure::NotAnAnswer(NotAnAnswer::Empty));
         }
         if self.settled || self.has_finished() {
+            if !self.settled {
+                // SDKs wait for it; a provider that forgets it has said everything all the same.
+                out.extend_from_slice(self.dialect.terminal_event());
+            }
             self.settled = true;
             self.ended = Ended::Properly;
         } else {
@@ -780,6 +784,7 @@ mod tests {
             let mut whole = answer(true, false);
             let (out, _, _) = play(&mut whole, &[end.as_bytes()]);
             assert!(!text(&out).contains("\"error\""));
+            assert_eq!(text(&out).matches("[DONE]").count(), 1, "the caller gets the terminal event once");
             assert_eq!(whole.ended(), &Ended::Properly);
         }
     }
@@ -789,7 +794,7 @@ mod tests {
         let stream = format!("{}{USAGE}", events(&[HELLO, STOP]));
         let mut asked = answer(true, true);
         let (out, _, _) = play(&mut asked, &[stream.as_bytes()]);
-        assert_eq!(text(&out), events(&[HELLO, STOP, USAGE]));
+        assert_eq!(text(&out), events(&[HELLO, STOP, USAGE, DONE]));
         assert_eq!(asked.used(0, &Ceiling::NONE).usage.output, 5);
     }
 

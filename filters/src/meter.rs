@@ -128,10 +128,16 @@ impl Meter {
             Standing::Final => true,
         };
         let (mut usage, clamped) = reported.usage(own_input);
-        let told = reported.output.filter(|told| is_final || *told >= own);
+        // Nothing is what a provider reports that does not count: text was read and written.
+        let nothing = (usage.prompt() == 0 && own_input > 0, reported.output == Some(0) && own > 0);
+        if nothing.0 {
+            usage.input = own_input;
+        }
+        let told = reported.output.filter(|told| (is_final || *told >= own) && !nothing.1);
         usage.output = told.unwrap_or(own);
-        let estimated = told.is_none() || reported.input.is_none();
-        Used { usage, estimated, anomaly: anomaly || clamped, tier: self.tier }
+        let estimated = told.is_none() || reported.input.is_none() || nothing.0;
+        let anomaly = anomaly || clamped || nothing.0 || nothing.1;
+        Used { usage, estimated, anomaly, tier: self.tier }
     }
 }
 

@@ -3,8 +3,12 @@
 //! Targets: `access` (one line a call), `decision` (one line an attempt), everything else by module.
 //! Never a key, a credential, a prompt or an answer.
 
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{FilterExt as _, filter_fn};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -16,23 +20,26 @@ pub enum Format {
     Json,
 }
 
-/// Libraries whose finer lines show heads, and with them keys and credentials: nothing raises these.
-const QUIET: [&str; 4] = ["pingora_core=warn", "pingora_proxy=error", "h2=warn", "hyper=warn"];
+/// Libraries whose finer lines show heads, and with them keys and credentials.
+const TALKATIVE: [&str; 5] = ["pingora", "h2", "hyper", "reqwest", "rustls"];
+
+/// Whether a line may be written, whatever `RUST_LOG` says: `RUST_LOG=trace` must not show a key.
+fn is_discreet(line: &Metadata<'_>) -> bool {
+    let talkative = TALKATIVE.iter().any(|library| line.target().starts_with(library));
+    let most = if line.target().starts_with("pingora_proxy") { Level::ERROR } else { Level::WARN };
+    !talkative || *line.level() <= most
+}
 
 /// Starts logging. `RUST_LOG` overrides the default filter.
 pub fn start(format: Format) {
     let default = "info,pingora_load_balancing=warn";
-    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    for directive in QUIET {
-        if let Ok(directive) = directive.parse() {
-            filter = filter.add_directive(directive);
-        }
-    }
-    let writer = BoxMakeWriter::new(std::io::stderr);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = filter.and(filter_fn(is_discreet));
+    let lines = tracing_subscriber::fmt::layer().with_writer(BoxMakeWriter::new(std::io::stderr));
+    let registry = tracing_subscriber::registry();
     let started = match format {
-        Format::Text => builder.try_init(),
-        Format::Json => builder.json().flatten_event(true).try_init(),
+        Format::Text => registry.with(lines.with_filter(filter)).try_init(),
+        Format::Json => registry.with(lines.json().flatten_event(true).with_filter(filter)).try_init(),
     };
     // A second start in one process (tests) keeps the first.
     let _already = started;

@@ -47,7 +47,9 @@ impl ProxyHttp for Gateway {
 
     async fn early_request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<()> {
         let downstream = session.as_downstream_mut();
-        let keepalive = (!self.drain.is_closing()).then(|| self.bounds.keepalive.as_secs().max(1));
+        // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
+        let wanted = downstream.get_keepalive().is_some() && !self.drain.is_closing();
+        let keepalive = wanted.then(|| self.bounds.keepalive.as_secs().max(1));
         downstream.set_keepalive(keepalive);
         downstream.set_read_timeout(Some(self.bounds.body_timeout));
         downstream.set_write_timeout(Some(self.bounds.write_timeout));

@@ -38,10 +38,6 @@ pub(super) async fn reject(
         let allow = if ctx.surface == "models" { "GET" } else { "POST" };
         head.insert_header(ALLOW, allow)?;
     }
-    if rejection.reason == Reason::InvalidRequest {
-        // Where the framing is broken nobody knows where the next request begins.
-        session.downstream_session.set_keepalive(None);
-    }
     if let Some(gate) = ctx.gate() {
         head.insert_header("x-tollgate-attempts", gate.attempts().to_string())?;
     }
@@ -52,7 +48,7 @@ pub(super) async fn reject(
         context = rejection.context,
         "rejected"
     );
-    send(session, head, body).await
+    send(session, head, body, rejection.reason == Reason::InvalidRequest).await
 }
 
 /// Answers with JSON of our own.
@@ -62,10 +58,16 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Byte
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
     head.insert_header("x-request-id", ctx.request_id.as_str())?;
     ctx.replied = Some("ok");
-    send(session, head, body).await
+    send(session, head, body, false).await
 }
 
-async fn send(session: &mut Session, head: ResponseHeader, body: bytes::Bytes) -> pingora::Result<()> {
+/// `broken`: nobody knows where the request's body ends.
+async fn send(
+    session: &mut Session,
+    head: ResponseHeader,
+    body: bytes::Bytes,
+    broken: bool,
+) -> pingora::Result<()> {
     let downstream = &mut session.downstream_session;
     let unread = !downstream.is_body_done();
     let expects = downstream.req_header().headers.contains_key(http::header::EXPECT);
@@ -73,16 +75,16 @@ async fn send(session: &mut Session, head: ResponseHeader, body: bytes::Bytes) -
     let downstream = &mut session.downstream_session;
     downstream.set_total_drain_timeout(Some(DRAIN));
     // A caller that waits for a 100 sends nothing before it.
-    let first = unread && !expects && announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
+    let first = unread && !expects && !broken && announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
     if first && downstream.drain_request_body().await.is_err() {
         downstream.set_keepalive(None);
     }
-    if unread && !first {
+    if broken || (unread && !first) {
         downstream.set_keepalive(None);
     }
     downstream.write_response_header(Box::new(head)).await?;
     downstream.write_response_body(body, true).await?;
-    if unread && !first && !expects {
+    if unread && !first && !expects && !broken {
         // Best effort: after this the connection closes.
         let _late = downstream.drain_request_body().await;
     }

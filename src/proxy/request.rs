@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use filters::auth;
 use filters::verdict::{Reason, Rejection};
-use http::header::{AUTHORIZATION, CONTENT_ENCODING, EXPECT};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use pingora_proxy::Session;
 
 use super::admit::Body;
@@ -34,6 +34,23 @@ pub(super) enum Asked {
     Call(Box<Call>),
     /// Something that we answer ourselves.
     Json(Bytes),
+}
+
+/// Two readers could see two different ends of the body, and so two different next requests (RFC 9112
+/// §6.3: a request with both fields "ought to be handled as an error").
+fn has_ambiguous_framing(session: &Session) -> bool {
+    let headers = &session.req_header().headers;
+    if headers.contains_key(TRANSFER_ENCODING)
+        && let Some(http1) = session.as_downstream().as_http1()
+    {
+        // Pingora has removed the length from the parsed head by now.
+        let raw = http1.get_headers_raw_bytes();
+        let mut names = raw.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b':').next());
+        return names.any(|name| name.trim_ascii().eq_ignore_ascii_case(b"content-length"));
+    }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let odd = lengths.next().is_some_and(|value| !value.as_bytes().iter().all(u8::is_ascii_digit));
+    odd || lengths.next().is_some()
 }
 
 impl Gateway {
@@ -82,6 +99,11 @@ impl Gateway {
         if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
             let message = "The request's head is too large. Send fewer or shorter headers.";
             return Err(Rejection::new(Reason::HeadTooLarge, message));
+        }
+        if has_ambiguous_framing(session) {
+            let message =
+                "The length of the body is said twice. Send one Content-Length, or Transfer-Encoding.";
+            return Err(Rejection::new(Reason::InvalidRequest, message));
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();

@@ -1,6 +1,6 @@
 //! Callers: who may, what they see, and that none of them can do harm.
 
-use super::support::{Call, Caller, Gateway, KEY, Setup, stream_request, upstream, whole_request};
+use super::support::{Call, Caller, Gateway, KEY, Setup, script, stream_request, upstream, whole_request};
 use tollgate::mock::{Mock, Script};
 
 async fn healthy() -> (Mock, Gateway) {
@@ -117,7 +117,7 @@ async fn a_connection_serves_one_call_after_the_other() {
 
 #[tokio::test]
 async fn bytes_behind_a_request_do_not_cut_its_answer() {
-    let slow = upstream(super::support::script(r#"{"delay_chunk_ms":40}"#)).await;
+    let slow = upstream(script(r#"{"delay_chunk_ms":40}"#)).await;
     let gateway = Setup::new(&[slow.address()]).start();
     let mut caller = Call::post(stream_request()).begin(gateway.http).await;
     caller.head().await;
@@ -195,4 +195,72 @@ async fn no_secret_stands_in_any_log() {
     for secret in [KEY, "prov-key-u0", "sk-test-beta", "\"hi\""] {
         assert!(!log.contains(secret), "{secret} in\n{log}");
     }
+}
+
+#[tokio::test]
+async fn a_body_whose_length_is_said_twice_is_refused_and_its_connection_closed() {
+    let only = upstream(Script::default()).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    let smuggled = "GET /smuggled HTTP/1.1\r\nhost: g\r\n\r\n";
+    for framing in [
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 5",
+        "content-length: 5, 5",
+        "content-length: 5\r\ncontent-length: 5",
+        "content-length: 5\r\ncontent-length: 6",
+        "content-length: +5",
+        "content-length: -5",
+        "content-length: 0x5",
+    ] {
+        let mut caller = Caller::connect(gateway.http).await;
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {KEY}\r\n{framing}\r\n\r\n"
+        );
+        caller.send_raw(format!("{head}0\r\n\r\n{smuggled}").as_bytes()).await;
+        let answers = String::from_utf8(caller.rest().await).unwrap();
+        assert_eq!(answers.matches("HTTP/1.1 ").count(), 1, "{framing}: {answers}");
+        assert!(answers.starts_with("HTTP/1.1 400 "), "{framing}: {answers}");
+    }
+    assert!(only.requests().is_empty());
+}
+
+#[tokio::test]
+async fn no_level_of_logging_shows_a_key() {
+    let only = upstream(Script::default()).await;
+    let gateway = Setup::new(&[only.address()]).log("trace,pingora_core::protocols=trace").start();
+    assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
+    let elsewhere = Call::get("/v1/models/none?key=sk-in-a-query").send(gateway.http).await;
+    assert_eq!(elsewhere.status, 404);
+    gateway.spent(1);
+    let log = gateway.log();
+    assert!(log.contains("DEBUG") || log.contains("TRACE"), "it is talkative:\n{log}");
+    for secret in [KEY, "prov-key-u0", "sk-in-a-query"] {
+        assert!(!log.contains(secret), "{secret} in\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn sighup_does_not_cut_a_stream() {
+    let only = upstream(script(r#"{"delay_chunk_ms":60}"#)).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    let mut caller = Call::post(stream_request()).begin(gateway.http).await;
+    caller.head().await;
+    caller.read_until("Hello").await;
+    gateway.signal("-HUP");
+    gateway.wait_for_log("the config is not read anew");
+    caller.read_until("[DONE]").await;
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_or_closed_as_its_caller_asks() {
+    let only = upstream(Script::default()).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    let mut caller = Caller::connect(gateway.http).await;
+    for _ in 0..2 {
+        caller.send(&Call::post(stream_request())).await;
+        assert_eq!(caller.next_answer().await.status, 200);
+    }
+    caller.send(&Call::post(stream_request()).header("connection", "close")).await;
+    let last = String::from_utf8(caller.rest().await).unwrap();
+    assert!(last.starts_with("HTTP/1.1 200") && last.contains("[DONE]"), "{last}");
 }

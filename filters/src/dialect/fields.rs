@@ -4,11 +4,10 @@
 //! Deliberately absent: what a field means, which is each dialect's own.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use serde::Deserialize;
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::object::Object;
 use crate::json::{self, Malformed};
@@ -89,42 +88,48 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Hands each element of the JSON list `text` to `visit`, one at a time: a list of a million tiny
-/// elements must not become a million structs.
+/// Hands each object of the JSON list `text` to `visit`, one at a time: a list of a million tiny
+/// objects must not become a million structs. What comes twice in one of them is the provider's business.
 ///
 /// # Errors
 /// What `visit` refuses, or what `malformed` makes of a text that is no such list.
-pub(super) fn each<'a, T: Deserialize<'a>>(
+pub(super) fn each<'a>(
     text: &'a str,
-    malformed: impl FnOnce(serde_json::Error) -> Rejection,
-    visit: impl FnMut(T) -> Result<(), Rejection>,
+    malformed: impl FnOnce(String) -> Rejection,
+    mut visit: impl FnMut(&Object<'a>) -> Result<(), Rejection>,
 ) -> Result<(), Rejection> {
     let mut refused = None;
-    let visitor = Each { visit, refused: &mut refused, element: PhantomData };
-    let read = serde_json::Deserializer::from_str(text).deserialize_seq(visitor);
-    match refused {
-        Some(rejection) => Err(rejection),
-        None => read.map_err(malformed),
+    let mut no_object = None;
+    let mut element = |raw: &'a RawValue| match Object::of(raw.get()) {
+        Ok(object) => visit(&object).map_err(|rejection| refused = Some(rejection)).is_ok(),
+        Err(why) => {
+            no_object = Some(why.to_string());
+            false
+        }
+    };
+    let read = serde_json::Deserializer::from_str(text).deserialize_seq(Each { visit: &mut element });
+    match (refused, no_object, read) {
+        (Some(rejection), ..) => Err(rejection),
+        (None, Some(why), _) => Err(malformed(why)),
+        (None, None, Err(why)) => Err(malformed(why.to_string())),
+        (None, None, Ok(())) => Ok(()),
     }
 }
 
-struct Each<'r, T, V> {
-    visit: V,
-    refused: &'r mut Option<Rejection>,
-    element: PhantomData<T>,
+struct Each<'v, V> {
+    visit: &'v mut V,
 }
 
-impl<'de, T: Deserialize<'de>, V: FnMut(T) -> Result<(), Rejection>> Visitor<'de> for Each<'_, T, V> {
+impl<'de, V: FnMut(&'de RawValue) -> bool> Visitor<'de> for Each<'_, V> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         while let Some(element) = list.next_element()? {
-            if let Err(rejection) = (self.visit)(element) {
-                *self.refused = Some(rejection);
+            if !(self.visit)(element) {
                 return Err(serde::de::Error::custom("refused"));
             }
         }

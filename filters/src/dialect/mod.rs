@@ -133,6 +133,15 @@ impl Dialect {
         }
     }
 
+    /// The event that ends every stream.
+    #[must_use]
+    pub const fn terminal_event(self) -> &'static [u8] {
+        match self {
+            Self::OpenAi => b"data: [DONE]\n\n",
+            Self::Anthropic => b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+        }
+    }
+
     /// What a whole answer is.
     #[must_use]
     pub fn whole(self, body: &[u8], shape: &Shape) -> Piece {

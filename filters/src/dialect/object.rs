@@ -3,11 +3,16 @@
 //! Requests and answers of every dialect are read through it, since both are changed in place and
 //! neither may be written anew. Deliberately absent: validation (`json::check`), and any meaning.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::json::{self, Edit, Malformed, Member};
+
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 pub(super) struct Object<'a> {
     text: &'a str,
@@ -41,6 +46,22 @@ impl<'a> Object<'a> {
     /// The text of a value; `null` counts as absent, as the APIs treat it.
     pub(super) fn value(&self, key: &str) -> Option<&'a str> {
         self.text.get(self.span(key)?).filter(|text| *text != "null")
+    }
+
+    /// All values of `key`, for what comes twice.
+    pub(super) fn values(&self, key: &str) -> impl Iterator<Item = &'a str> {
+        let of_key = self.members.iter().filter(move |m| m.key == key);
+        of_key.filter_map(|m| self.text.get(m.value.clone())).filter(|text| *text != "null")
+    }
+
+    /// The value of `key` where it is a string.
+    pub(super) fn string(&self, key: &str) -> Option<Cow<'a, str>> {
+        serde_json::from_str::<Text<'a>>(self.value(key)?).ok().map(|text| text.0)
+    }
+
+    /// Whether one of these comes twice, so that nobody knows which one a reader takes.
+    pub(super) fn is_ambiguous(&self, keys: &[&str]) -> bool {
+        keys.iter().any(|key| self.members.iter().filter(|m| m.key == *key).count() > 1)
     }
 
     /// What puts the public name of the model in for the upstream's own.

@@ -13,6 +13,8 @@ use tollgate::journal::record::{Record, decode};
 use tollgate::ledger::port::{AccountRow, StatementLine};
 use tollgate::ledger::{Ledger as _, Sqlite};
 
+/// What is logged in a test.
+const LOG: &str = "info,decision=info";
 /// How long anything may take before a test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,6 +36,7 @@ pub struct Setup {
     mixed: bool,
     drain_max: &'static str,
     routing: String,
+    log: &'static str,
 }
 
 /// A running gateway.
@@ -60,6 +63,7 @@ impl Setup {
             mixed: false,
             drain_max: "10s",
             routing: String::new(),
+            log: LOG,
         }
     }
 
@@ -103,6 +107,12 @@ impl Setup {
     /// The last upstream speaks `openai` all the same.
     pub fn mixed(mut self) -> Self {
         self.mixed = true;
+        self
+    }
+
+    /// What is logged, as `RUST_LOG` says it.
+    pub fn log(mut self, filter: &'static str) -> Self {
+        self.log = filter;
         self
     }
 
@@ -171,16 +181,16 @@ impl Setup {
         let folder = tempfile::tempdir().expect("a folder");
         let (http, admin) = (free_address(), free_address());
         std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
-        Gateway::spawn(folder, http, admin)
+        Gateway::spawn(folder, http, admin, self.log)
     }
 }
 
 impl Gateway {
-    fn spawn(folder: TempDir, http: SocketAddr, admin: SocketAddr) -> Self {
+    fn spawn(folder: TempDir, http: SocketAddr, admin: SocketAddr, filter: &str) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["--config", "tollgate.yaml", "serve"])
             .current_dir(folder.path())
-            .env("RUST_LOG", "info,decision=info")
+            .env("RUST_LOG", filter)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -386,7 +396,7 @@ impl Gateway {
         let folder = self.folder.take().expect("the folder");
         let (http, admin) = (self.http, self.admin);
         drop(self);
-        Self::spawn(folder, http, admin)
+        Self::spawn(folder, http, admin, LOG)
     }
 }
 

@@ -5,13 +5,11 @@
 //! stored containers) is bounded by the context window alone; so are documents, whose pages are read
 //! as text *and* as images.
 
-use std::borrow::Cow;
-
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::super::Manners;
 use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
+use super::super::object::Object;
 use crate::facts::{Facts, Input, Spans};
 use crate::hold::Bound;
 use crate::json::Edit;
@@ -111,6 +109,9 @@ fn output_limit(request: &Fields<'_>) -> Result<u64, Rejection> {
     }
 }
 
+/// What is read of a block.
+const BLOCK_FIELDS: [&str; 8] = ["type", "text", "thinking", "data", "name", "input", "content", "source"];
+
 #[derive(Default)]
 struct Sizes {
     input: Input,
@@ -120,10 +121,10 @@ struct Sizes {
 
 impl Sizes {
     fn messages(&mut self, text: &str) -> Result<(), Rejection> {
-        let no_list = |e| invalid("messages", &format!("must be a list of messages ({e})"));
-        each(text, no_list, |message: Message<'_>| {
+        let no_list = |why| invalid("messages", &format!("must be a list of messages ({why})"));
+        each(text, no_list, |message| {
             self.input.messages += 1;
-            message.content.map_or(Ok(()), |content| self.content(content.get(), "messages"))
+            message.values("content").try_for_each(|content| self.content(content, "messages"))
         })
     }
 
@@ -134,26 +135,29 @@ impl Sizes {
             return Ok(());
         }
         if !content.starts_with('[') {
-            return Ok(()); // null, or something that the provider will refuse
+            return Ok(()); // something that the provider will refuse
         }
-        let no_list = |e| invalid(field, &format!("must have text or a list of blocks as content ({e})"));
-        each(content, no_list, |block: Block<'_>| self.block(&block, field))
+        let no_list = |why| invalid(field, &format!("must have text or a list of blocks as content ({why})"));
+        each(content, no_list, |block| self.block(block, field))
     }
 
-    fn block(&mut self, block: &Block<'_>, field: &'static str) -> Result<(), Rejection> {
-        let raw = |part: Option<&RawValue>| part.map_or(0, |part| size(part.get()));
-        match block.kind.as_deref() {
+    fn block(&mut self, block: &Object<'_>, field: &'static str) -> Result<(), Rejection> {
+        let raw = |key| block.value(key).map_or(0, size);
+        match block.string("type").as_deref() {
+            _ if block.is_ambiguous(&BLOCK_FIELDS) => self.input.beyond_body = true,
             Some("text" | "thinking") => {
-                self.text(raw(block.text).max(raw(block.thinking)).saturating_sub(2));
+                self.text(raw("text").max(raw("thinking")).saturating_sub(2));
             }
-            Some("redacted_thinking") => self.text(raw(block.data)),
-            Some("tool_use") => self.text(raw(block.name).saturating_add(raw(block.input))),
+            Some("redacted_thinking") => self.text(raw("data")),
+            Some("tool_use") => self.text(raw("name").saturating_add(raw("input"))),
             // Nesting was bounded when the body was read, and so is this recursion.
-            Some("tool_result") => return block.content.map_or(Ok(()), |c| self.content(c.get(), field)),
-            Some("image") => match block.source {
+            Some("tool_result") => {
+                return block.value("content").map_or(Ok(()), |content| self.content(content, field));
+            }
+            Some("image") => match block.value("source") {
                 Some(source) if is_inline(source) => {
                     self.input.inline_images += 1;
-                    self.media_bytes = self.media_bytes.saturating_add(size(source.get()));
+                    self.media_bytes = self.media_bytes.saturating_add(size(source));
                 }
                 _ => self.input.beyond_body = true,
             },
@@ -165,14 +169,15 @@ impl Sizes {
     }
 
     fn tools(&mut self, text: &str) -> Result<(), Rejection> {
-        let no_list = |e| invalid("tools", &format!("must be a list of tools ({e})"));
+        let no_list = |why| invalid("tools", &format!("must be a list of tools ({why})"));
         let mut any = false;
-        each(text, no_list, |tool: Tool<'_>| {
+        each(text, no_list, |tool| {
             if !std::mem::replace(&mut any, true) {
                 self.text(size(text));
                 self.input.template_tokens = TOOLS_TOKENS_MAX;
             }
-            match tool.kind.as_deref() {
+            match tool.string("type").as_deref() {
+                _ if tool.is_ambiguous(&["type"]) => self.input.beyond_body = true,
                 None | Some("custom") => {}
                 Some(kind) if CALLER_TOOLS.iter().any(|known| kind.starts_with(known)) => {
                     self.input.template_tokens =
@@ -190,51 +195,14 @@ impl Sizes {
     }
 }
 
-fn is_inline(source: &RawValue) -> bool {
-    serde_json::from_str::<Source<'_>>(source.get()).is_ok_and(|s| s.kind.as_deref() == Some("base64"))
+fn is_inline(source: &str) -> bool {
+    let source = Object::of(source);
+    source.is_ok_and(|s| s.string("type").as_deref() == Some("base64") && !s.is_ambiguous(&["type"]))
 }
 
 #[derive(Deserialize)]
 struct Thinking {
     budget_tokens: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Block<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    thinking: Option<&'a RawValue>,
-    #[serde(borrow)]
-    data: Option<&'a RawValue>,
-    #[serde(borrow)]
-    name: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input: Option<&'a RawValue>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow)]
-    source: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Source<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<Cow<'a, str>>,
-}
-
-#[derive(Deserialize)]
-struct Tool<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<Cow<'a, str>>,
 }
 
 #[cfg(test)]

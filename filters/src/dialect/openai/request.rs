@@ -1,9 +1,6 @@
 //! A chat completion request: what it asks for, and what an upstream gets to see of it.
 
-use std::borrow::Cow;
-
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
 use super::super::{Manners, OutputField};
@@ -149,10 +146,10 @@ fn tier(request: &Fields<'_>) -> Result<Tier, Rejection> {
 fn messages(request: &Fields<'_>) -> Result<Input, Rejection> {
     let mut input = Input::default();
     let text = request.needed("messages", "")?;
-    let no_list = |e| invalid("messages", &format!("must be a list of messages ({e})"));
-    each(text, no_list, |message: Message<'_>| {
+    let no_list = |why| invalid("messages", &format!("must be a list of messages ({why})"));
+    each(text, no_list, |message| {
         input.messages += 1;
-        message.content.map_or(Ok(()), |content| count_content(content.get(), &mut input))
+        message.values("content").try_for_each(|content| count_content(content, &mut input))
     })?;
     Ok(input)
 }
@@ -163,19 +160,20 @@ fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
         return Ok(());
     }
     if !content.starts_with('[') {
-        return Ok(()); // null, or something that the provider will refuse
+        return Ok(()); // something that the provider will refuse
     }
-    let no_list = |e| invalid("messages", &format!("content must be text or a list of parts ({e})"));
-    each(content, no_list, |part: Part<'_>| {
-        match part.kind.as_deref() {
+    let no_list = |why| invalid("messages", &format!("content must be text or a list of parts ({why})"));
+    each(content, no_list, |part| {
+        match part.string("type").as_deref() {
+            _ if part.is_ambiguous(&["type", "text", "image_url"]) => input.beyond_body = true,
             Some("text" | "refusal") => {
-                let text = part.text.map_or(0, |t| size(t.get()).saturating_sub(2));
+                let text = part.value("text").map_or(0, |text| size(text).saturating_sub(2));
                 input.text_bytes = input.text_bytes.saturating_add(text);
             }
-            Some("image_url") => match part.image_url.map(|image| size(image.get())) {
-                Some(bytes) if part.image_url.is_some_and(|i| i.get().contains("\"data:")) => {
+            Some("image_url") => match part.value("image_url") {
+                Some(image) if image.contains("\"data:") => {
                     input.inline_images += 1;
-                    input.bytes = input.bytes.saturating_add(bytes);
+                    input.bytes = input.bytes.saturating_add(size(image));
                 }
                 _ => input.beyond_body = true,
             },
@@ -189,22 +187,6 @@ fn count_content(content: &str, input: &mut Input) -> Result<(), Rejection> {
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Part<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    image_url: Option<&'a RawValue>,
 }
 
 #[cfg(test)]
@@ -285,6 +267,10 @@ mod tests {
         }
         let inside = r#"{"model":"a","messages":[{"role":"user","role":"user","content":"hi"}]}"#;
         assert!(read_text(inside).is_ok(), "inside a message it is the provider's business");
+        let contents = r#"{"model":"a","messages":[{"content":"ho","content":"hello"}]}"#;
+        assert_eq!(read_text(contents).unwrap().input.text_bytes, 7, "nobody knows which one counts");
+        let parts = r#"{"model":"a","messages":[{"content":[{"type":"text","text":"a","type":"x"}]}]}"#;
+        assert!(read_text(parts).unwrap().input.beyond_body);
     }
 
     #[test]
