@@ -487,7 +487,8 @@ impl State {
         if let Some(left) = self.caller_left.filter(|_| !self.runs_on) {
             return Some((left + USAGE_PATIENCE, Due::Enough));
         }
-        let attempt = self.attempt.as_ref()?;
+        // Between two attempts nothing runs out but patience.
+        let attempt = self.attempt.as_ref().filter(|attempt| attempt.leg.is_some())?;
         let limits = &attempt.limits;
         if let Some(done) = self.done_at {
             return Some((done + TAIL_PATIENCE, Due::Enough));

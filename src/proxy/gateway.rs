@@ -75,8 +75,8 @@ impl ProxyHttp for Gateway {
     }
 
     /// Room 5: once per attempt.
-    async fn upstream_peer(&self, _session: &mut Session, ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
-        self.next_peer(ctx).await
+    async fn upstream_peer(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
+        self.next_peer(session, ctx).await
     }
 
     async fn connected_to_upstream(

@@ -1,7 +1,7 @@
 //! Whom to ask now, and what follows when it fails.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use filters::answer::{Answer, Rules};
 use filters::attempt::NextAttempt;
@@ -14,6 +14,7 @@ use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
 use pingora::{Error, ErrorType, RetryType};
+use pingora_proxy::Session;
 
 use super::ctx::{Call, Ctx, Current};
 use super::gate::{Attempt, Bill, Limits, failure_of};
@@ -32,7 +33,11 @@ const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
 
 impl Gateway {
     /// The next candidate's connection. Everything of the attempt is set up here.
-    pub(super) async fn next_peer(&self, ctx: &mut Ctx) -> pingora::Result<Box<HttpPeer>> {
+    pub(super) async fn next_peer(
+        &self,
+        session: &mut Session,
+        ctx: &mut Ctx,
+    ) -> pingora::Result<Box<HttpPeer>> {
         let request_id = ctx.request_id.clone();
         let arrived = ctx.arrived;
         loop {
@@ -44,7 +49,7 @@ impl Gateway {
             let (id, share, last) = match call.planner.next_attempt(now) {
                 NextAttempt::Try { endpoint, share, last } => (endpoint, share, last),
                 NextAttempt::WaitUntil(at) => {
-                    tokio::time::sleep_until(at.into()).await;
+                    wait(session, at).await?;
                     continue;
                 }
                 NextAttempt::Stop(_) => {
@@ -168,6 +173,19 @@ impl Gateway {
             });
         }
         Ok(verdict(&call.tried))
+    }
+}
+
+/// Waits, unless the caller leaves or the process has to.
+async fn wait(session: &mut Session, until: Instant) -> pingora::Result<()> {
+    let time = tokio::time::sleep_until(until.into());
+    tokio::pin!(time);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut time => return Ok(()),
+            idle = session.downstream_session.read_body_or_idle(true) => idle.map(drop)?,
+        }
     }
 }
 

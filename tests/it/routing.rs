@@ -87,3 +87,17 @@ async fn two_dead_upstreams_of_three_reach_no_caller() {
     assert!(answers.iter().all(|answer| answer.status == 200 && answer.text().contains("[DONE]")));
     assert_eq!(gateway.spent(40), 40 * 75_000);
 }
+
+#[tokio::test]
+async fn a_caller_that_leaves_during_a_pause_ends_the_call() {
+    let busy = r#"{"fault":{"kind":"status","code":503,"retry_after":"4"}}"#;
+    let only = upstream(script(busy)).await;
+    let gateway = Setup::new(&[only.address()]).start();
+    let caller = Call::post(whole_request()).begin(gateway.http).await;
+    only.wait_for_requests(1).await;
+    gateway.wait_for_log("outcome=\"failed\"");
+    caller.reset();
+    gateway.wait_until_settled().await;
+    assert_eq!(only.requests().len(), 1, "nobody waits for the second try any more");
+    assert_eq!(gateway.spent(1), 0);
+}
