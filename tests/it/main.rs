@@ -19,6 +19,7 @@ mod books;
 mod callers;
 mod docs;
 mod errors;
+mod hostile;
 mod limits;
 mod money;
 mod operators;
