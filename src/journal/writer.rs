@@ -15,6 +15,8 @@ use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
 
 /// How long to wait before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// A page: less may find room behind the last record of a file on a disk that has none for the next call.
+const PROBE_BYTES: usize = 4096;
 /// How often a process that leaves tries to write what the disk refuses.
 const LAST_TRIES: u32 = 20;
 
@@ -169,9 +171,12 @@ impl Writer {
             waiting.push(entry.written);
         }
         self.put_progress(&mut buffer);
-        if buffer.is_empty() && !self.shared.writable.load(Ordering::Acquire) {
+        let closed = !self.shared.writable.load(Ordering::Acquire) && !self.sync.has_failed();
+        if buffer.is_empty() && closed {
             // Nobody is admitted who could show that the disk is well again.
-            put(&Record::Probe, &mut buffer);
+            while buffer.len() < PROBE_BYTES {
+                put(&Record::Probe, &mut buffer);
+            }
         }
         let tried = !buffer.is_empty();
         let result = if buffer.is_empty() { Ok(()) } else { self.segment.append(&buffer) };

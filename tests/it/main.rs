@@ -17,6 +17,7 @@ mod attempts;
 mod bodies;
 mod books;
 mod callers;
+mod disk;
 mod docs;
 mod errors;
 mod hostile;
