@@ -260,6 +260,11 @@ impl Writer {
 
     /// Begins a segment with the holds that are open, so that earlier ones can go.
     fn rotate(&mut self) {
+        // Replay forgives a torn end only in the last segment: this one is whole before there is a next.
+        if let Err(error) = self.segment.file.sync_data() {
+            self.sync.give_up(&self.shared, &error);
+            return;
+        }
         let next = Segment::create(&self.folder, self.segment.index + 1);
         let mut next = match next {
             Ok(next) => next,
@@ -323,6 +328,13 @@ impl Syncer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failed
     }
 
+    /// The kernel may have dropped pages, and says so only once.
+    fn give_up(&self, shared: &Shared, error: &io::Error) {
+        tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
+        shared.writable.store(false, Ordering::Release);
+    }
+
     fn run(&self, shared: &Shared) {
         loop {
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,9 +345,7 @@ impl Syncer {
             let Some(file) = state.dirty.take() else { return };
             drop(state);
             if let Err(error) = file.sync_data() {
-                tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
-                self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
-                shared.writable.store(false, Ordering::Release);
+                self.give_up(shared, &error);
             }
             thread::sleep(TICK);
         }
