@@ -131,7 +131,7 @@ impl Purse {
     /// # Errors
     /// What is free, when that is less.
     pub fn withdraw(&mut self, amount: Amount) -> Result<(), Amount> {
-        let rest = self.available.checked_sub(amount).filter(|rest| *rest >= Amount::ZERO);
+        let rest = self.available.checked_sub(amount.max(Amount::ZERO)).filter(|rest| *rest >= Amount::ZERO);
         self.available = rest.ok_or(self.available)?;
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Purse {
             }
         }
         let settlement = settle(end.held, cost, self.available);
-        self.held = self.held.less(end.held);
+        self.held = self.held.less(settlement.held);
         let back = self.available.less(settlement.excess).checked_add(settlement.released);
         self.available = back.unwrap_or(Amount::MAX);
         let charged = settlement.charged();
@@ -223,6 +223,8 @@ fn tighter(a: Standings, b: Standings) -> Standings {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rand_core::{RngCore, SeedableRng};
+    use rand_pcg::Pcg64Mcg;
 
     use super::*;
 
@@ -295,6 +297,109 @@ mod tests {
         reserve(&mut purse, 2, 100).unwrap();
         let (settlement, abandoned) = end(&mut purse, 2, 100, 0, Some(left));
         assert_eq!((settlement.charged(), abandoned), (nano(9), Amount::ZERO));
+    }
+
+    #[test]
+    fn two_million_random_holds_and_captures_make_and_lose_nothing() {
+        let mut rng = Pcg64Mcg::seed_from_u64(41);
+        let mut below = |bound: u32| i64::from(rng.next_u32() % bound);
+        let scopes = Scopes::default();
+        let mut purse = Purse::default();
+        let (mut granted, mut charged, mut shortfalls, mut refused) = (0_i64, 0_i64, 0_u32, 0_u32);
+        let mut open: Vec<(u128, i64)> = Vec::with_capacity(128);
+        for step in 0..2_000_000_u128 {
+            // Now and then the money runs out before more comes.
+            if step % 1024 == 0 {
+                let more = below(300_000_000);
+                purse.grant(nano(more));
+                granted += more;
+            }
+            let places = open.is_empty() || (open.len() < 64 && below(2) == 0);
+            if places {
+                let amount = below(1_000_000);
+                let want = Want { tokens: 0, amount: nano(amount) };
+                let hold = Reserve { hold: HoldId(step), key: KEY, model: "m", scopes: &scopes, want };
+                if purse.reserve(at(0), &hold).is_ok() {
+                    open.push((step, amount));
+                } else {
+                    assert!(purse.available() < nano(amount), "{step}");
+                    refused += 1;
+                }
+            } else {
+                // Calls end in an order of their own, below, at and above what was held for them.
+                let index = usize::try_from(below(64)).unwrap() % open.len();
+                let (id, held) = open.swap_remove(index);
+                let cost = match below(4) {
+                    0 => 0,
+                    1 => held / 2,
+                    2 => held,
+                    _ => held + below(1_000_000),
+                };
+                let settlement = end(&mut purse, id, held, cost, None).0;
+                shortfalls += u32::from(settlement.shortfall.is_positive());
+                charged += settlement.charged().nano();
+            }
+            let (available, held) = (purse.available().nano(), purse.held().nano());
+            assert!(available >= 0 && held >= 0, "{step}: {available} and {held}");
+            assert!(
+                available + held + charged == granted,
+                "{step}: {available}, {held}, {charged}, {granted}"
+            );
+        }
+        assert_eq!(purse.held().nano(), open.iter().map(|(_, held)| held).sum::<i64>());
+        assert!(shortfalls > 1_000 && refused > 10_000, "{shortfalls} shortfalls, {refused} refusals");
+    }
+
+    #[test]
+    fn amounts_at_the_edge_saturate_or_are_refused() {
+        const EDGES: [i64; 11] = [
+            i64::MIN,
+            i64::MIN + 1,
+            -1,
+            0,
+            1,
+            i64::MAX / 2,
+            i64::MAX / 2 + 1,
+            i64::MAX - 2,
+            i64::MAX - 1,
+            i64::MAX,
+            1_000_000_000,
+        ];
+        let total = |purse: &Purse| i128::from(purse.available().nano()) + i128::from(purse.held().nano());
+        let sound = |purse: &Purse| purse.available() >= Amount::ZERO && purse.held() >= Amount::ZERO;
+        for granted in EDGES {
+            for amount in EDGES {
+                for cost in EDGES {
+                    let case = format!("grant {granted}, hold {amount}, cost {cost}");
+                    let mut purse = Purse::default();
+                    purse.grant(nano(granted));
+                    assert_eq!(total(&purse), i128::from(granted.max(0)), "{case}");
+                    let before = total(&purse);
+                    let placed = reserve(&mut purse, 1, amount).is_ok();
+                    assert_eq!(placed, amount <= granted.max(0), "{case}");
+                    assert!(sound(&purse) && total(&purse) == before, "{case}");
+                    if placed {
+                        let settlement = end(&mut purse, 1, amount, cost, None).0;
+                        let after = before - i128::from(settlement.charged().nano());
+                        assert_eq!(total(&purse), after, "{case}");
+                        assert!(sound(&purse) && purse.held() == Amount::ZERO, "{case}");
+                    }
+                    let before = total(&purse);
+                    let withdrawn = purse.withdraw(nano(cost)).map_or(0, |()| i128::from(cost.max(0)));
+                    assert!(sound(&purse) && total(&purse) == before - withdrawn, "{case}");
+                }
+            }
+            // More than there can be stays at the most there can be.
+            let mut purse = Purse::default();
+            purse.grant(Amount::MAX);
+            reserve(&mut purse, 1, i64::MAX).unwrap();
+            purse.grant(Amount::MAX);
+            purse.grant(nano(granted));
+            assert_eq!((purse.available(), purse.held()), (Amount::MAX, Amount::MAX));
+            assert_eq!(reserve(&mut purse, 2, granted).is_ok(), granted <= 0, "held would be too much");
+            end(&mut purse, 1, i64::MAX, 0, None);
+            assert_eq!((purse.available(), purse.held()), (Amount::MAX, Amount::ZERO));
+        }
     }
 
     proptest! {

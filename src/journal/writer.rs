@@ -15,6 +15,8 @@ use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
 
 /// How long to wait before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// A page: less may find room behind the last record of a file on a disk that has none for the next call.
+const PROBE_BYTES: usize = 4096;
 /// How often a process that leaves tries to write what the disk refuses.
 const LAST_TRIES: u32 = 20;
 
@@ -169,9 +171,12 @@ impl Writer {
             waiting.push(entry.written);
         }
         self.put_progress(&mut buffer);
-        if buffer.is_empty() && !self.shared.writable.load(Ordering::Acquire) {
+        let closed = !self.shared.writable.load(Ordering::Acquire) && !self.sync.has_failed();
+        if buffer.is_empty() && closed {
             // Nobody is admitted who could show that the disk is well again.
-            put(&Record::Probe, &mut buffer);
+            while buffer.len() < PROBE_BYTES {
+                put(&Record::Probe, &mut buffer);
+            }
         }
         let tried = !buffer.is_empty();
         let result = if buffer.is_empty() { Ok(()) } else { self.segment.append(&buffer) };
@@ -255,6 +260,11 @@ impl Writer {
 
     /// Begins a segment with the holds that are open, so that earlier ones can go.
     fn rotate(&mut self) {
+        // Replay forgives a torn end only in the last segment: this one is whole before there is a next.
+        if let Err(error) = self.segment.file.sync_data() {
+            self.sync.give_up(&self.shared, &error);
+            return;
+        }
         let next = Segment::create(&self.folder, self.segment.index + 1);
         let mut next = match next {
             Ok(next) => next,
@@ -318,6 +328,13 @@ impl Syncer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failed
     }
 
+    /// The kernel may have dropped pages, and says so only once.
+    fn give_up(&self, shared: &Shared, error: &io::Error) {
+        tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
+        shared.writable.store(false, Ordering::Release);
+    }
+
     fn run(&self, shared: &Shared) {
         loop {
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -328,11 +345,181 @@ impl Syncer {
             let Some(file) = state.dirty.take() else { return };
             drop(state);
             if let Err(error) = file.sync_data() {
-                tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
-                self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
-                shared.writable.store(false, Ordering::Release);
+                self.give_up(shared, &error);
             }
             thread::sleep(TICK);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    use super::super::replay::dead_boots;
+    use super::super::{Hold, Journal, Replayed, Settled};
+    use super::*;
+
+    /// How long anything may take before a test gives up on it.
+    const PATIENCE: Duration = Duration::from_secs(20);
+    /// So long that a few hundred calls fill a segment.
+    const REQUEST_BYTES: usize = 60 << 10;
+
+    fn open(id: u128) -> Arc<OpenHold> {
+        Arc::new(OpenHold::new(Hold {
+            id,
+            account: 1,
+            amount: 1_000,
+            at_ms: 0,
+            request: "r".to_owned(),
+            model: "m".to_owned(),
+            key: [7; 32],
+            price_version: 3,
+        }))
+    }
+
+    fn end(hold: &OpenHold, request_bytes: usize) -> Settled {
+        Settled {
+            id: hold.hold.id,
+            account: 1,
+            request: "x".repeat(request_bytes),
+            model: "m".to_owned(),
+            endpoint: String::new(),
+            attempts: 1,
+            parts: [1_000, 400, 600, 0, 0],
+            provider_cost: 0,
+            abandoned: 0,
+            key: [7; 32],
+            held_ms: 0,
+            price_version: 3,
+            tokens: [0; 7],
+            estimated: false,
+            anomaly: false,
+            at_ms: 0,
+        }
+    }
+
+    fn segments(boot: &Path) -> Vec<String> {
+        let names = std::fs::read_dir(boot).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
+        let mut logs: Vec<_> = names.filter(|name| name.ends_with(".log")).collect();
+        logs.sort();
+        logs
+    }
+
+    fn wait_for_segments(boot: &Path, expected: &[&str]) {
+        let until = crate::clock::now() + PATIENCE;
+        while segments(boot) != expected {
+            assert!(crate::clock::now() < until, "{:?} are there, not {expected:?}", segments(boot));
+            thread::yield_now();
+        }
+    }
+
+    /// What the next process would find if this one died now.
+    fn replay(boot: &Path) -> Replayed {
+        let root = tempfile::tempdir().unwrap();
+        let copy = root.path().join(boot.file_name().unwrap());
+        std::fs::create_dir(&copy).unwrap();
+        for name in segments(boot) {
+            std::fs::copy(boot.join(&name), copy.join(&name)).unwrap();
+        }
+        dead_boots(root.path()).unwrap().remove(0).replay().unwrap()
+    }
+
+    fn orphans(replayed: &Replayed) -> Vec<(u128, i64)> {
+        replayed.orphans.iter().map(|(hold, cost)| (hold.id, *cost)).collect()
+    }
+
+    fn ids(replayed: &Replayed) -> Vec<u128> {
+        replayed.settled.iter().map(|settled| settled.id).collect()
+    }
+
+    /// Takes what has come and says so, as the ledger does.
+    fn acknowledge(postings: &Receiver<Posting>, journal: &Journal, count: u64) {
+        for expected in 1..=count {
+            let posting = postings.recv_timeout(PATIENCE).unwrap();
+            assert!(posting.number >= expected, "{} comes again", posting.number);
+            journal.posted(posting.number, 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_segment_goes_once_it_is_posted_and_takes_no_open_hold_along() {
+        let root = tempfile::tempdir().unwrap();
+        let (ledger, postings) = sync_channel(1 << 10);
+        let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
+        let boot = root.path().join("000000000007");
+        let long: Vec<_> = (1..=3).map(open).collect();
+        for hold in &long {
+            journal.hold(Arc::clone(hold)).await.unwrap();
+        }
+        journal.progress(&long[0], super::super::Amount::from_nano(250));
+
+        let mut ended = vec![];
+        while segments(&boot).len() == 1 {
+            let hold = open(100 + ended.len() as u128);
+            journal.hold(Arc::clone(&hold)).await.unwrap();
+            journal.settle(end(&hold, REQUEST_BYTES)).await.unwrap();
+            ended.push(hold.hold.id);
+            assert!(ended.len() < 1_000, "no second segment begins");
+        }
+        let first = boot.join("00000001.log").metadata().unwrap().len();
+        assert!(first > SEGMENT_BYTES && first < SEGMENT_BYTES + (1 << 20), "{first} bytes");
+        // One more call's end comes behind the one that filled it, and stays when the first is gone.
+        let last = open(99_999);
+        journal.hold(Arc::clone(&last)).await.unwrap();
+        journal.settle(end(&last, 10)).await.unwrap();
+        assert_eq!(segments(&boot), ["00000001.log", "00000002.log"], "nothing is posted yet: both stay");
+        let before = replay(&boot);
+        assert_eq!(orphans(&before), [(1, 250), (2, 0), (3, 0)]);
+        assert_eq!(ids(&before).len(), ended.len() + 1, "every end is there, once");
+
+        let all = u64::try_from(ended.len() + 1).unwrap();
+        acknowledge(&postings, &journal, all);
+        wait_for_segments(&boot, &["00000002.log"]);
+        assert_eq!(journal.unposted(), 0);
+        let after = replay(&boot);
+        assert_eq!(orphans(&after), [(1, 250), (2, 0), (3, 0)], "open holds are in the new one");
+        assert!(after.orphans.iter().all(|(hold, _)| *hold == open(hold.id).hold), "whole");
+        assert!(ids(&after).len() < ended.len() && ids(&after).contains(&99_999), "{:?}", ids(&after));
+
+        // What was open over the change ends as anything else does.
+        journal.settle(end(&long[1], 10)).await.unwrap();
+        acknowledge(&postings, &journal, 1);
+        let stopped = threads.stop();
+        assert!(!stopped.is_complete(), "two holds are open");
+        drop(stopped);
+        let dead = dead_boots(root.path()).unwrap().remove(0);
+        assert_eq!((dead.boot, orphans(&dead.replay().unwrap())), (7, vec![(1, 250), (3, 0)]));
+    }
+
+    #[tokio::test]
+    async fn a_segment_with_an_end_that_is_not_posted_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let (ledger, postings) = sync_channel(1 << 10);
+        let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
+        let boot = root.path().join("000000000007");
+        let mut ends = 0;
+        while segments(&boot).len() < 3 {
+            let hold = open(u128::from(100 + ends));
+            journal.hold(Arc::clone(&hold)).await.unwrap();
+            journal.settle(end(&hold, REQUEST_BYTES)).await.unwrap();
+            ends += 1;
+            assert!(ends < 2_000, "no third segment begins");
+        }
+        let numbers: Vec<u64> = (0..ends).map(|_| postings.recv_timeout(PATIENCE).unwrap().number).collect();
+        assert_eq!(numbers, (1..=ends).collect::<Vec<_>>(), "in their order");
+        let of_first = ends / 2 - 10;
+        journal.posted(of_first, of_first);
+        // A record that is written shows that the thread has looked at what is posted.
+        for id in [1, 2] {
+            journal.hold(open(id)).await.unwrap();
+        }
+        assert_eq!(segments(&boot).len(), 3, "the last ends of the first segment are not posted");
+        journal.posted(ends / 2 + 10, ends / 2 + 10 - of_first);
+        wait_for_segments(&boot, &["00000002.log", "00000003.log"]);
+        journal.posted(ends, ends - (ends / 2 + 10));
+        wait_for_segments(&boot, &["00000003.log"]);
+        assert_eq!((journal.unposted(), orphans(&replay(&boot))), (0, vec![(1, 0), (2, 0)]));
+        drop(threads.stop());
     }
 }

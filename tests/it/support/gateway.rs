@@ -178,7 +178,11 @@ impl Setup {
 
     /// Starts it and waits until it serves.
     pub fn start(self) -> Gateway {
-        let folder = tempfile::tempdir().expect("a folder");
+        self.start_in(tempfile::tempdir().expect("a folder"))
+    }
+
+    /// Starts it in a folder that has been prepared.
+    pub fn start_in(self, folder: TempDir) -> Gateway {
         let (http, admin) = (free_address(), free_address());
         std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
         Gateway::spawn(folder, http, admin, self.log)
