@@ -10,13 +10,25 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use tokio::sync::oneshot;
+
 use super::record::{Record, encode};
 use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
 
 /// How long to wait before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(100);
-/// A page: less may find room behind the last record of a file on a disk that has none for the next call.
+/// A page: what is written to see whether the disk is well has to need room.
 const PROBE_BYTES: usize = 4096;
+/// Room on disk that every open hold has for its end, in bytes: names are at most 128 + 200 + 401 of them.
+const END_BYTES: u64 = 1280;
+/// The least that is reserved at a time, in bytes.
+const RESERVE_BYTES: u64 = 16 << 10;
+/// Of one progress record, at most.
+const PROGRESS_BYTES: u64 = 48;
+/// After a segment could not be begun, the old one grows by so much before the next try.
+const ROTATE_AGAIN_BYTES: u64 = 1 << 20;
 /// How often a process that leaves tries to write what the disk refuses.
 const LAST_TRIES: u32 = 20;
 
@@ -37,6 +49,7 @@ pub(super) fn start(
         backlog: vec![],
         unwritten: vec![],
         number: 0,
+        rotate_at: SEGMENT_BYTES,
         sync: Arc::clone(&sync),
         buffer: Vec::with_capacity(64 << 10),
     };
@@ -49,6 +62,8 @@ struct Segment {
     file: File,
     path: PathBuf,
     length: u64,
+    /// Up to here the disk has promised room.
+    reserved: u64,
     index: u64,
 }
 
@@ -58,7 +73,25 @@ impl Segment {
         let file = OpenOptions::new().create_new(true).write(true).open(&path)?;
         // The name itself must survive a power cut.
         File::open(folder)?.sync_all()?;
-        Ok(Self { file, path, length: 0, index })
+        Ok(Self { file, path, length: 0, reserved: 0, index })
+    }
+
+    /// Has the disk promise room for `bytes` more, so that what is let in can also end. Where the file
+    /// system knows no promises, the write itself has to find out.
+    fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        let end = self.length.saturating_add(bytes);
+        if end <= self.reserved {
+            return Ok(());
+        }
+        let from = self.reserved.max(self.length);
+        let more =
+            |bytes| fallocate(&self.file, FallocateFlags::KEEP_SIZE, from, bytes).map(|()| from + bytes);
+        let enough = more((end - from).max(RESERVE_BYTES)).or_else(|_| more(end - from));
+        self.reserved = match enough {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => u64::MAX,
+            other => other?,
+        };
+        Ok(())
     }
 
     /// Appends all of `bytes` or nothing: after a short write the file is cut back, so that no
@@ -70,6 +103,8 @@ impl Segment {
                 Ok(())
             }
             Err(error) => {
+                // What was promised behind the end is given up by this.
+                self.reserved = self.length;
                 self.file.set_len(self.length)?;
                 self.file.seek(SeekFrom::Start(self.length))?;
                 Err(error)
@@ -91,8 +126,20 @@ struct Writer {
     /// Settled, but the disk would not take it.
     unwritten: Vec<Posting>,
     number: u64,
+    /// The segment's length at which the next one begins.
+    rotate_at: u64,
     sync: Arc<Syncer>,
     buffer: Vec<u8>,
+}
+
+/// What came at once, sorted by what becomes of it on a disk that is full.
+#[derive(Default)]
+struct Batch {
+    holds: Vec<Arc<OpenHold>>,
+    hold_bytes: Vec<u8>,
+    hold_waiters: Vec<oneshot::Sender<bool>>,
+    settled: Vec<Posting>,
+    settle_waiters: Vec<oneshot::Sender<bool>>,
 }
 
 impl Writer {
@@ -108,7 +155,7 @@ impl Writer {
             self.write(entries);
             self.hand_on();
             self.delete_posted();
-            if self.segment.length > SEGMENT_BYTES {
+            if self.segment.length > self.rotate_at {
                 self.rotate();
             }
             if stop && tries_left == 0 {
@@ -147,32 +194,18 @@ impl Writer {
     fn write(&mut self, entries: Vec<Entry>) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
-        let retried = std::mem::take(&mut self.unwritten);
-        let mut settled: Vec<Posting> = vec![];
-        let mut holds = vec![];
-        let mut waiting = vec![];
-        for posting in retried {
-            put(&Record::Settled(posting.settled.clone()), &mut buffer);
-            settled.push(posting);
+        let mut batch = self.sort(entries, &mut buffer);
+        let room = self.reserve(&batch, buffer.len());
+        if room.is_ok() {
+            buffer.extend_from_slice(&batch.hold_bytes);
+            self.put_progress(&mut buffer);
+        } else {
+            // The room that is left belongs to the ends of what was let in.
+            batch.holds.clear();
+            refuse(std::mem::take(&mut batch.hold_waiters));
         }
-        for entry in entries {
-            match entry.what {
-                What::Hold(hold) => {
-                    put(&Record::Hold(hold.hold.clone()), &mut buffer);
-                    holds.push(hold);
-                }
-                What::Settle(record) => {
-                    self.number += 1;
-                    self.shared.unposted.fetch_add(1, Ordering::AcqRel);
-                    put(&Record::Settled((*record).clone()), &mut buffer);
-                    settled.push(Posting { settled: *record, number: self.number });
-                }
-            }
-            waiting.push(entry.written);
-        }
-        self.put_progress(&mut buffer);
         let closed = !self.shared.writable.load(Ordering::Acquire) && !self.sync.has_failed();
-        if buffer.is_empty() && closed {
+        if buffer.is_empty() && closed && room.is_ok() {
             // Nobody is admitted who could show that the disk is well again.
             while buffer.len() < PROBE_BYTES {
                 put(&Record::Probe, &mut buffer);
@@ -181,7 +214,44 @@ impl Writer {
         let tried = !buffer.is_empty();
         let result = if buffer.is_empty() { Ok(()) } else { self.segment.append(&buffer) };
         self.buffer = buffer;
-        self.conclude(result.map(|()| tried), holds, settled, waiting);
+        self.conclude(result.map(|()| tried), room, batch);
+    }
+
+    /// Puts the ends into `buffer`, those first that the disk has refused before.
+    fn sort(&mut self, entries: Vec<Entry>, buffer: &mut Vec<u8>) -> Batch {
+        let mut batch = Batch { settled: std::mem::take(&mut self.unwritten), ..Batch::default() };
+        for posting in &batch.settled {
+            put(&Record::Settled(posting.settled.clone()), buffer);
+        }
+        for entry in entries {
+            match entry.what {
+                What::Hold(hold) => {
+                    put(&Record::Hold(hold.hold.clone()), &mut batch.hold_bytes);
+                    batch.holds.push(hold);
+                    batch.hold_waiters.push(entry.written);
+                }
+                What::Settle(record) => {
+                    self.number += 1;
+                    self.shared.unposted.fetch_add(1, Ordering::AcqRel);
+                    put(&Record::Settled((*record).clone()), buffer);
+                    batch.settled.push(Posting { settled: *record, number: self.number });
+                    batch.settle_waiters.push(entry.written);
+                }
+            }
+        }
+        batch
+    }
+
+    /// Room for what is written now, for the ends of all that is open then, and for one call more.
+    fn reserve(&mut self, batch: &Batch, ends: usize) -> io::Result<()> {
+        let bytes = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let open = bytes(self.open.len() + batch.holds.len() + 1);
+        let now = bytes(ends + batch.hold_bytes.len() + PROBE_BYTES);
+        let progress = bytes(self.shared.moved.len()).saturating_mul(PROGRESS_BYTES);
+        // What is left of the last promise must not open a door that the next call would close again.
+        let again = if self.shared.writable.load(Ordering::Acquire) { 0 } else { RESERVE_BYTES };
+        let now = now.saturating_add(again);
+        self.segment.reserve(now.saturating_add(progress).saturating_add(open.saturating_mul(END_BYTES)))
     }
 
     fn put_progress(&self, buffer: &mut Vec<u8>) {
@@ -195,36 +265,35 @@ impl Writer {
         }
     }
 
-    fn conclude(
-        &mut self,
-        result: io::Result<bool>,
-        holds: Vec<Arc<OpenHold>>,
-        settled: Vec<Posting>,
-        waiting: Vec<tokio::sync::oneshot::Sender<bool>>,
-    ) {
+    fn conclude(&mut self, result: io::Result<bool>, room: io::Result<()>, batch: Batch) {
+        let Batch { holds, hold_waiters, settled, settle_waiters, .. } = batch;
         let written = result.is_ok();
-        match result {
-            Ok(tried) => {
-                self.open.extend(holds.into_iter().map(|hold| (hold.hold.id, hold)));
-                for posting in &settled {
-                    self.open.remove(&posting.settled.id);
-                }
-                self.backlog.extend(settled);
-                if tried {
-                    if !self.sync.has_failed() && !self.shared.writable.swap(true, Ordering::AcqRel) {
-                        tracing::info!("the journal can be written again");
-                    }
-                    self.sync.dirty(&self.segment.file);
+        if let Ok(tried) = result {
+            self.open.extend(holds.into_iter().map(|hold| (hold.hold.id, hold)));
+            for posting in &settled {
+                self.open.remove(&posting.settled.id);
+            }
+            self.backlog.extend(settled);
+            if tried {
+                self.sync.dirty(&self.segment.file);
+            }
+        } else {
+            self.unwritten = settled;
+        }
+        match result.and_then(|tried| room.map(|()| tried)) {
+            Ok(true) if !self.sync.has_failed() => {
+                if !self.shared.writable.swap(true, Ordering::AcqRel) {
+                    tracing::info!("the journal can be written again");
                 }
             }
+            Ok(_) => {}
             Err(error) => {
                 if self.shared.writable.swap(false, Ordering::AcqRel) {
                     tracing::error!(%error, "the journal cannot be written: no call is admitted until it can");
                 }
-                self.unwritten = settled;
             }
         }
-        for waiter in waiting {
+        for waiter in hold_waiters.into_iter().chain(settle_waiters) {
             // Whoever waited may be gone.
             let _gone = waiter.send(written);
         }
@@ -270,6 +339,7 @@ impl Writer {
             Ok(next) => next,
             Err(error) => {
                 tracing::error!(%error, "cannot begin a journal segment; the old one goes on");
+                self.rotate_at = self.segment.length + ROTATE_AGAIN_BYTES;
                 return;
             }
         };
@@ -278,14 +348,26 @@ impl Writer {
             put(&Record::Hold(hold.hold.clone()), &mut buffer);
             put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, &mut buffer);
         }
-        if let Err(error) = next.append(&buffer).and_then(|()| next.file.sync_data()) {
+        let ends = END_BYTES.saturating_mul(u64::try_from(self.open.len() + 1).unwrap_or(u64::MAX));
+        let room = next.reserve(ends.saturating_add(u64::try_from(buffer.len()).unwrap_or(u64::MAX)));
+        let begun = room.and_then(|()| next.append(&buffer)).and_then(|()| next.file.sync_data());
+        if let Err(error) = begun {
             tracing::error!(%error, "cannot begin a journal segment; the old one goes on");
+            self.rotate_at = self.segment.length + ROTATE_AGAIN_BYTES;
             let _removed = std::fs::remove_file(&next.path);
             return;
         }
+        self.rotate_at = SEGMENT_BYTES;
         self.sync.dirty(&next.file);
         let old = std::mem::replace(&mut self.segment, next);
         self.finished.push((old.path, self.number));
+    }
+}
+
+fn refuse(waiters: Vec<oneshot::Sender<bool>>) {
+    for waiter in waiters {
+        // Whoever waited may be gone.
+        let _gone = waiter.send(false);
     }
 }
 
