@@ -12,6 +12,7 @@ use filters::ids::EndpointId;
 use filters::money::amount::parse_decimal;
 use filters::money::{Amount, PriceCard, PriceList, Rate, Tier};
 use filters::route::Sort;
+use filters::upstream::classify::{Class, Rule};
 use filters::upstream::watchdog::Limit;
 
 use super::{Faults, join, raw};
@@ -129,6 +130,7 @@ pub struct Provider {
     pub base: BaseUrl,
     pub region: String,
     pub credential: Option<Secret>,
+    pub classify: Arc<[Rule]>,
     pub timers: Timers,
 }
 
@@ -350,6 +352,7 @@ impl Check {
                 base,
                 region: raw.region.unwrap_or_default(),
                 credential: self.credential(&join(&path, "credential"), raw.credential),
+                classify: self.classify(&path, raw.classify.unwrap_or_default()),
                 timers,
             };
             let field = match raw.output_field {
@@ -359,6 +362,22 @@ impl Check {
             providers.insert(name, (Arc::new(provider), raw.stream_usage.unwrap_or(true), field));
         }
         providers
+    }
+
+    fn classify(&mut self, path: &str, rules: Vec<raw::ClassifyRule>) -> Arc<[Rule]> {
+        for (index, rule) in rules.iter().enumerate() {
+            let path = format!("{path}.classify[{index}]");
+            if rule.status.is_some_and(|status| !(400..=599).contains(&status)) {
+                self.fault(join(&path, "status"), "must be from 400 to 599");
+            }
+            if rule.body_contains.as_deref() == Some("") {
+                self.fault(join(&path, "body_contains"), "must not be empty");
+            }
+            if rule.status.is_none() && rule.body_contains.is_none() {
+                self.fault(path, "name a `status`, a text in `body_contains`, or both");
+            }
+        }
+        rules.into_iter().map(rule).collect()
     }
 
     fn credential(&mut self, path: &str, text: Option<String>) -> Option<Secret> {
@@ -665,6 +684,16 @@ impl Check {
 }
 
 /// The machine's memory in bytes, or 4 GiB where it does not say.
+fn rule(raw: raw::ClassifyRule) -> Rule {
+    let treat_as = match raw.treat_as {
+        raw::ClassName::Transient => Class::Transient,
+        raw::ClassName::RateLimit => Class::RateLimit,
+        raw::ClassName::Credential => Class::Credential,
+        raw::ClassName::CallerFault => Class::CallerFault,
+    };
+    Rule { status: raw.status, body_contains: raw.body_contains, treat_as }
+}
+
 fn limit(raw: raw::Limit) -> Limit {
     match raw {
         raw::Limit::Auto => Limit::Auto,

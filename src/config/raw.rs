@@ -144,6 +144,9 @@ pub struct Provider {
     /// The field for our output bound. Default `max_completion_tokens`; older servers need `max_tokens`.
     #[deserr(default)]
     pub output_field: Option<OutputFieldName>,
+    /// What its errors mean where its status codes do not say it; the first rule that fits counts.
+    #[deserr(default)]
+    pub classify: Option<Vec<ClassifyRule>>,
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub connect: Option<Span>,
@@ -156,6 +159,33 @@ pub struct Provider {
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub idle: Option<Span>,
+}
+
+#[derive(Clone, Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct ClassifyRule {
+    /// Only for this status. Default: any error.
+    #[deserr(default)]
+    pub status: Option<u16>,
+    /// Only if the body holds this text, in small or capital letters. Default: any body.
+    #[deserr(default)]
+    pub body_contains: Option<String>,
+    /// `transient` (the next route; this one is blamed), `rate_limit` (the next; the credential rests), `credential`
+    /// (the next; it rests, and an alarm is logged) or `caller_fault` (no other route; its words go to the caller).
+    pub treat_as: ClassName,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum ClassName {
+    #[deserr(rename = "transient")]
+    Transient,
+    #[deserr(rename = "rate_limit")]
+    RateLimit,
+    #[deserr(rename = "credential")]
+    Credential,
+    #[deserr(rename = "caller_fault")]
+    CallerFault,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]

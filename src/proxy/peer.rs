@@ -237,7 +237,8 @@ fn attempt(
     };
     Ok(Attempt {
         body: call.gate.edited(edits),
-        answer: Answer::new(dialect, shape, Rules::default()),
+        answer: Answer::new(dialect, shape, Rules::default())
+            .classed_by(Arc::clone(&endpoint.provider.classify)),
         limits: Limits {
             first_byte: leg.first_byte,
             first_event: leg.first_event,

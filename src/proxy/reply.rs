@@ -8,6 +8,7 @@ use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
 use super::ctx::Ctx;
+use super::surface::Surface;
 
 /// How long the rest of a request body is read and thrown away, so that the caller can read our
 /// answer: closing on unread bytes would reset the connection under it.
@@ -34,9 +35,10 @@ pub(super) async fn reject(
     if !rejection.reason.retry_helps() {
         head.insert_header("x-should-retry", "false")?;
     }
-    if rejection.reason == Reason::MethodNotAllowed {
-        let allow = if ctx.surface == "models" { "GET" } else { "POST" };
-        head.insert_header(ALLOW, allow)?;
+    if rejection.reason == Reason::MethodNotAllowed
+        && let Some(surface) = Surface::at(session.req_header().uri.path())
+    {
+        head.insert_header(ALLOW, surface.method().as_str())?;
     }
     if let Some(gate) = ctx.gate() {
         head.insert_header("x-tollgate-attempts", gate.attempts().to_string())?;

@@ -27,26 +27,39 @@ impl Surface {
     /// # Errors
     /// 404 for a path that is none of ours, 405 for a method that it does not know.
     pub(super) fn find(method: &Method, path: &str) -> Result<Self, Rejection> {
-        let (surface, allowed) = match path {
-            "/v1/chat/completions" => (Self::ChatCompletions, Method::POST),
-            "/v1/messages" => (Self::Messages, Method::POST),
-            "/v1/models" => (Self::Models, Method::GET),
-            "/v1/credits" => (Self::Credits, Method::GET),
-            "/v1/generation" => (Self::Generation, Method::GET),
-            _ => match path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()) {
-                Some(id) => (Self::Model(id.to_owned()), Method::GET),
-                None => {
-                    let message =
-                        "There is nothing at this path. See the README for the paths that are served.";
-                    return Err(Rejection::new(Reason::UnknownPath, message));
-                }
-            },
+        let Some(surface) = Self::at(path) else {
+            let message = "There is nothing at this path. See the README for the paths that are served.";
+            return Err(Rejection::new(Reason::UnknownPath, message));
         };
+        let allowed = surface.method();
         if *method == allowed {
             return Ok(surface);
         }
         let message = format!("This path takes {allowed} requests only.");
         Err(Rejection::new(Reason::MethodNotAllowed, message))
+    }
+
+    /// What is at a path.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::ChatCompletions),
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/models" => Some(Self::Models),
+            "/v1/credits" => Some(Self::Credits),
+            "/v1/generation" => Some(Self::Generation),
+            _ => {
+                let id = path.strip_prefix("/v1/models/").filter(|id| !id.is_empty());
+                id.map(|id| Self::Model(id.to_owned()))
+            }
+        }
+    }
+
+    /// The one method that it takes.
+    pub(super) const fn method(&self) -> Method {
+        match self {
+            Self::ChatCompletions | Self::Messages => Method::POST,
+            Self::Models | Self::Model(_) | Self::Credits | Self::Generation => Method::GET,
+        }
     }
 
     /// The label in metrics and logs.

@@ -211,3 +211,15 @@ async fn a_pooled_connection_that_died_is_repeated_without_penalty() {
     let answer = Call::post(stream_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("1")));
 }
+
+#[tokio::test]
+async fn an_operators_rule_says_what_an_error_means() {
+    let overloaded = r#"{"fault":{"kind":"status","code":400,"body":"{\"error\":{\"message\":\"The Model is Overloaded\"}}"}}"#;
+    let (first, second) = (upstream(script(overloaded)).await, upstream(Script::default()).await);
+    let plain = Setup::new(&[first.address(), second.address()]).start();
+    assert_eq!(Call::post(whole_request()).send(plain.http).await.status, 400);
+    let rules = "classify: [ { status: 400, body_contains: model is overloaded, treat_as: transient } ]";
+    let told = Setup::new(&[first.address(), second.address()]).providers(rules).start();
+    let answer = Call::post(whole_request()).send(told.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
+}
