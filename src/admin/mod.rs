@@ -4,6 +4,8 @@
 //! the token that each start writes into the data folder, readable by the gateway's user alone: a page
 //! in somebody's browser or another user of the machine must not be able to move money.
 
+pub mod explain;
+
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -43,6 +45,9 @@ pub struct Admin {
     pub token: Arc<str>,
 }
 
+/// Why something was not done.
+type Refused = (StatusCode, String);
+
 /// The routes.
 pub fn router(admin: Admin) -> Router {
     Router::new()
@@ -51,6 +56,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/books", post(books))
+        .route("/explain", post(explain::explain))
         .with_state(admin)
 }
 
@@ -65,21 +71,24 @@ async fn books(
     State(admin): State<Admin>,
     headers: HeaderMap,
     Json(verb): Json<Verb>,
-) -> Result<Json<serde_json::Value>, (StatusCode, String)> {
-    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-    let wanted = format!("Bearer {}", admin.token);
-    if !bool::from(given.ct_eq(wanted.as_bytes())) {
-        return Err((
-            StatusCode::UNAUTHORIZED,
-            "the admin token is missing or not the current one".to_owned(),
-        ));
-    }
+) -> Result<Json<serde_json::Value>, Refused> {
+    authorize(&admin, &headers)?;
     let books = Arc::clone(&admin.books);
     let done = tokio::task::spawn_blocking(move || books.perform(verb)).await;
     match done {
         Ok(Ok(value)) => Ok(Json(value)),
         Ok(Err(error)) => Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
         Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}
+
+fn authorize(admin: &Admin, headers: &HeaderMap) -> Result<(), Refused> {
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let wanted = format!("Bearer {}", admin.token);
+    if given.ct_eq(wanted.as_bytes()).into() {
+        Ok(())
+    } else {
+        Err((StatusCode::UNAUTHORIZED, "the admin token is missing or not the current one".to_owned()))
     }
 }
 

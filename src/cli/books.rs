@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use filters::money::Amount;
 use serde_json::Value;
 
+use crate::admin::explain::Asked;
 use crate::admin::token_file;
 use crate::books::{Books, Verb};
 use crate::boot::ledger_file;
@@ -36,14 +37,31 @@ pub(super) fn perform(config: &Config, verb: Verb) -> anyhow::Result<Value> {
 
 /// Asks the running gateway; `None` when none runs.
 fn ask(config: &Config, verb: &Verb) -> anyhow::Result<Option<Value>> {
+    let text = post(config, "books", &serde_json::to_vec(verb)?)?;
+    text.map(|text| Ok(serde_json::from_str(&text)?)).transpose()
+}
+
+/// What would happen to a request, as the running gateway sees it.
+pub(super) fn explain(config: &Config, request: &[u8], asked: &Asked) -> anyhow::Result<()> {
+    let mut path = format!("explain?anthropic={}", asked.anthropic);
+    if let Some(tokens) = asked.default_output_tokens {
+        path.push_str(&format!("&default_output_tokens={tokens}"));
+    }
+    let text = post(config, &path, request)?;
+    say(text.context("no gateway runs on this config: what it has learnt is in its memory")?.trim_end())
+}
+
+/// Posts JSON to the running gateway's admin port; `None` when none runs.
+fn post(config: &Config, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
     let Ok(token) = std::fs::read_to_string(token_file(&config.data)) else { return Ok(None) };
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
         .build()
         .into();
-    let url = format!("http://{}/books", config.listen.admin);
-    let sent = agent.post(&url).header("authorization", format!("Bearer {token}")).send_json(verb);
+    let url = format!("http://{}/{path}", config.listen.admin);
+    let request = agent.post(&url).header("content-type", "application/json");
+    let sent = request.header("authorization", format!("Bearer {token}")).send(body);
     let mut answer = match sent {
         Ok(answer) => answer,
         // Nobody listens: the token is what an earlier process left.
@@ -54,7 +72,7 @@ fn ask(config: &Config, verb: &Verb) -> anyhow::Result<Option<Value>> {
     };
     let text = answer.body_mut().read_to_string()?;
     anyhow::ensure!(answer.status().is_success(), "{text}");
-    Ok(Some(serde_json::from_str(&text)?))
+    Ok(Some(text))
 }
 
 /// Does a verb and shows what came of it, as JSON or as `show` has it.

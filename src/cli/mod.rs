@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
+use crate::admin::explain::Asked;
 use crate::books::Direction;
 use crate::config::{self, Config};
 use crate::mock::{self, Script};
@@ -47,6 +48,17 @@ enum Verb {
     /// The books as a whole.
     #[command(subcommand)]
     Ledger(Ledger),
+    /// Say what would happen to a request: candidates and why, timers, the hold. Sends nothing.
+    Explain {
+        /// The file with the request's body.
+        request: PathBuf,
+        /// It speaks Anthropic's dialect.
+        #[arg(long)]
+        anthropic: bool,
+        /// The key's own default of output tokens, where it has one.
+        #[arg(long)]
+        default_output_tokens: Option<u64>,
+    },
     /// Play a provider, for demos and tests.
     Mock {
         /// Where to listen.
@@ -304,6 +316,12 @@ impl Cli {
             Verb::Keys(verb) => verb.run(&load(&self.config)?),
             Verb::Ledger(Ledger::Verify { json }) => {
                 books::run(&load(&self.config)?, crate::books::Verb::Verify, json, books::show_verified)
+            }
+            Verb::Explain { request, anthropic, default_output_tokens } => {
+                let body =
+                    std::fs::read(&request).with_context(|| format!("cannot read {}", request.display()))?;
+                let asked = Asked { anthropic, default_output_tokens };
+                books::explain(&load(&self.config)?, &body, &asked)
             }
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use filters::dialect::Dialect;
+use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::preferences::Preferences;
 use filters::upstream::board::{
@@ -113,6 +114,22 @@ impl Upstreams {
             Begun::Refused(until) => Asked::Refused(until),
             Begun::BudgetSpent => Asked::BudgetSpent,
         }
+    }
+
+    /// What would happen to a request, in words.
+    #[must_use]
+    pub fn explain(
+        &self,
+        model: &str,
+        dialect: Dialect,
+        form: Form,
+        prompt_tokens: u64,
+        hold: Option<HoldLines>,
+    ) -> Explanation {
+        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
+        let models = id.map(std::slice::from_ref).unwrap_or_default();
+        let ask = Ask { models, form, prompt_tokens, preferences: &Preferences::default() };
+        explain(&mut self.lock(), clock::now(), &ask, hold)
     }
 
     /// A call is over, however it ended.

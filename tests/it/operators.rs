@@ -1,6 +1,6 @@
 //! Operators: accounts, money and keys, beside a running gateway and without one.
 
-use super::support::{Call, Gateway, Setup, stream_request, upstream, whole_request};
+use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
 use serde_json::Value;
 use tollgate::mock::{Mock, Script};
 
@@ -52,7 +52,7 @@ async fn a_revoked_key_is_dead_at_once_and_a_rotated_one_overlaps() {
 
 #[tokio::test]
 async fn money_that_is_set_aside_cannot_be_given_back() {
-    let only = upstream(super::support::script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
+    let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
     let gateway = Setup::new(&[only.address()]).balance("0.02").start();
     let request = stream_request().replace("\"stream\"", "\"max_tokens\":1000,\"stream\"");
     let caller = Call::post(request).begin(gateway.http).await;
@@ -111,4 +111,21 @@ async fn a_caller_sees_their_credits_and_their_calls() {
     let other = Call::get("/v1/generation?id=my-call").header("authorization", "Bearer sk-test-beta");
     let refused = other.send(gateway.http).await;
     assert_eq!((refused.status, refused.code().as_str()), (404, "generation_not_found"));
+}
+
+#[tokio::test]
+async fn explain_says_who_would_be_asked_and_what_would_be_held() {
+    let limited = r#"{"fault":{"kind":"status","code":429,"retry_after":"60"}}"#;
+    let (first, second) = (upstream(script(limited)).await, upstream(Script::default()).await);
+    let gateway = Setup::new(&[first.address(), second.address()]).start();
+    assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
+    std::fs::write(gateway.folder().join("request.json"), stream_request()).unwrap();
+    let text = gateway.command(&["explain", "request.json", "--default-output-tokens", "1000"]);
+    let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in\n{text}"));
+    assert!(place("gpt-a via u1/up-a") < place("gpt-a via u0/up-a: "), "who rests stands last:\n{text}");
+    assert!(text.contains("rests for ") && text.contains("its rate limit"), "{text}");
+    assert!(text.contains("output  1000 tokens x 10000000 pico-dollars"), "{text}");
+    assert_eq!((first.requests().len(), second.requests().len()), (1, 1), "nothing is sent");
+    let wrong = gateway.try_command(&["explain", "tollgate.yaml"]).unwrap_err();
+    assert!(wrong.contains("cannot be read"), "{wrong}");
 }
