@@ -11,6 +11,10 @@ use super::upstream::{Upstreams, wants_h2};
 
 /// The base fixture's balance, in nano-dollars.
 pub const BALANCE_NANO: i64 = 1_000_000_000;
+/// Failures in a row that open a breaker.
+pub const BREAKER_THRESHOLD: usize = 5;
+/// How long it is open at first.
+pub const BREAKER_OPEN_MS: u64 = 10_000;
 /// What a provider calls its model.
 pub const NATIVE_MODEL: &str = "up-a";
 
@@ -135,7 +139,7 @@ pub fn config(
             "listen": { "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2 },
             "store": { "embedded": { "path": place.data.display().to_string() } },
             "bounds": { "body_max": "10MiB" },
-            "routing": { "attempts_max": 3 },
+            "routing": { "attempts_max": 3, "explore": false },
             "drain": { "pre": "0s", "max": "10s" },
         }),
         times: json!({ "first_byte": "2000ms", "first_event": "2000ms", "idle": "5000ms" }),
@@ -195,7 +199,10 @@ impl Draft {
             "grace_ms" => file["drain"]["max"] = text,
             "pre_drain_ms" => file["drain"]["pre"] = text,
             "aliases" => file["aliases"] = text,
+            // The breaker has numbers of its own. Others than those would be a key, if there were one.
+            "breaker_threshold" if *value == BREAKER_THRESHOLD => {}
             "breaker_threshold" => file["breaker"]["consecutive_failures"] = text,
+            "breaker_open_ms" | "open_ms" if *value == BREAKER_OPEN_MS => {}
             "breaker_open_ms" | "open_ms" => file["breaker"]["open"] = text,
             "probe_lease_ms" => file["breaker"]["probe_lease"] = text,
             "slot_lease_ms" => file["limits"]["slot_lease"] = text,
@@ -206,7 +213,8 @@ impl Draft {
             "transient_400" => {
                 for rule in value.as_array().into_iter().flatten() {
                     let name = rule["upstream"].as_str().ok_or("config transient_400: no upstream")?;
-                    let rule = json!({ "status": 400, "body": rule["body_regex"], "as": "unavailable" });
+                    let text = &rule["body_regex"];
+                    let rule = json!({ "status": 400, "body_contains": text, "treat_as": "transient" });
                     by_upstream.entry(name).or_insert_with(|| json!({}))["classify"] = json!([rule]);
                 }
             }
@@ -288,7 +296,7 @@ fn upstream_keys(name: &str, value: &Value, into: &mut Value) -> Result<(), Stri
 fn alpha_keys(case: &Case, model: Model, balance_nano: i64) -> Result<Value, String> {
     let mut key = json!({ "key": "sk-test-alpha" });
     let fixture = &case.fixture;
-    let limits = [("rpm", fixture.rpm), ("tpm", fixture.tpm), ("parallel", fixture.max_parallel)];
+    let limits = [("rpm", fixture.rpm), ("tpm", fixture.tpm), ("concurrency", fixture.max_parallel)];
     for (name, limit) in limits {
         if let Some(limit) = limit {
             key["limits"][name] = limit.into();

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::books::Settlement;
 use super::case::{Also, AtMost, Case, Expect, Later};
-use super::client::{Exchange, value_at};
+use super::client::{Exchange, Sent, value_at};
 use super::config::{Model, NATIVE_MODEL};
 use super::gateway::{value, whole};
 use super::infra::plain_call;
@@ -204,8 +204,12 @@ impl<'a> Judge<'a> {
         }
         let negative = || self.seen.metrics.iter().any(|s| s.value < 0.0);
         self.truth("negative_counters", expect.negative_counters, negative);
-        self.maybe("rpm_used", expect.rpm_used.as_ref(), || used(scope, "requests"));
-        self.maybe("tpm_used", expect.tpm_used.as_ref(), || used(scope, "tokens"));
+        self.maybe("rpm_used", expect.rpm_used.as_ref(), || {
+            scope.calls.iter().rev().find_map(|call| used(call, "requests")).into()
+        });
+        if expect.tpm_used.is_some() && !scope.whole {
+            self.fail("tpm_used", "something that can be seen here", "it is told of all calls together only");
+        }
     }
 
     // ---- what callers see ----
@@ -550,14 +554,10 @@ impl<'a> Judge<'a> {
             all if all.contains(&Record::Success) => "success",
             _ => "neutral",
         };
-        let told = value(&self.seen.metrics, "tollgate_breaker_state", &format!("endpoint=\"{provider}/"));
-        let state = match told {
-            Some(0.0) => "closed",
-            Some(1.0) => "half_open",
-            Some(_) => "open",
-            None if self.failures_in_a_row(provider) < 5 => "closed",
-            None => "open",
-        };
+        // A rest refuses too; only failures open a breaker.
+        let label = format!("endpoint=\"{provider}/");
+        let refused = value(&self.seen.metrics, "tollgate_endpoint_refused", &label) == Some(1.0);
+        let state = if refused && recorded.contains(&Record::Failure) { "open" } else { "closed" };
         let right = [record, state].into_iter().any(|word| want.judge(&word.into(), 0).is_ok());
         if !right {
             let outcomes: Vec<String> =
@@ -593,23 +593,6 @@ impl<'a> Judge<'a> {
             }
         }
         records
-    }
-
-    fn failures_in_a_row(&self, provider: &str) -> usize {
-        let (mut now, mut most) = (0, 0);
-        for line in self.seen.decisions.iter().filter(|line| provider_of(line) == provider) {
-            let word = match line["outcome"].as_str() {
-                Some("failed") => line["reason"].as_str().unwrap_or_default(),
-                other => other.unwrap_or_default(),
-            };
-            match OUTCOMES.iter().find(|(known, _)| *known == word).map(|(_, record)| *record) {
-                Some(Record::Failure) => now += 1,
-                Some(Record::Success) => now = 0,
-                Some(Record::Neutral) | None => {}
-            }
-            most = most.max(now);
-        }
-        most
     }
 
     // ---- money ----
@@ -824,7 +807,7 @@ impl<'a> Judge<'a> {
 /// What has to be asked of the gateway when the case is over.
 async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
     let mut failures = vec![];
-    let Expect { also, alive_after, credential_state, later, .. } = &case.expect;
+    let Expect { also, alive_after, credential_state, later, tpm_used, .. } = &case.expect;
     for (what, Also(expect)) in also.iter().flatten() {
         let exchange = ask(&seen.gateways[0], what).await;
         let mut judge = Judge { case, seen, failures: vec![] };
@@ -833,6 +816,13 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
         failures.extend(
             judge.failures.into_iter().map(|f| Failure { field: format!("also {what} {}", f.field), ..f }),
         );
+    }
+    // By the script, which has to repeat: the request may ask for a stream.
+    if let Some(want) = tpm_used {
+        let used = tokens_used(case, seen).await;
+        if let Err(expected) = want.judge(&used, 0) {
+            failures.push(Failure::said("tpm_used", &expected, &short(&used)));
+        }
     }
     if alive_after.is_none() && credential_state.is_none() && later.is_none() {
         return failures;
@@ -898,20 +888,23 @@ fn key_used(asked: &Asked) -> String {
     bearer.or_else(|| asked.headers.find("x-api-key").map(str::to_owned)).unwrap_or_default()
 }
 
-/// What a caller's last answer says of its limit: how much is used.
-fn used(scope: &Scope<'_>, what: &str) -> Value {
-    let header = |kind: &str| {
-        let last = scope
-            .calls
-            .iter()
-            .rev()
-            .find_map(|call| call.headers.find(&format!("x-ratelimit-{kind}-{what}")));
-        last.and_then(|value| value.parse::<i64>().ok())
+/// What an answer says of its limit: how much is used, with what this very call reserves.
+fn used(call: &Exchange, what: &str) -> Option<i64> {
+    let header = |kind: &str| call.headers.find(&format!("x-ratelimit-{kind}-{what}"))?.parse::<i64>().ok();
+    Some(header("limit")? - header("remaining")?)
+}
+
+/// Tokens that are used when all calls are over: what one more like the first finds used beyond what the
+/// first found, which was its own reservation.
+async fn tokens_used(case: &Case, seen: &Seen) -> Value {
+    let (Some(client), Some(first)) = (case.calls().next(), seen.calls.iter().flatten().next()) else {
+        return Value::Null;
     };
-    match (header("limit"), header("remaining")) {
-        (Some(limit), Some(remaining)) => (limit - remaining).into(),
-        _ => Value::Null,
-    }
+    let Ok(again) = Sent::of(client) else { return Value::Null };
+    let again = again.call(seen.gateways[0].http).await;
+    let both = used(&again, "tokens").zip(used(first, "tokens"));
+    let unknown = || format!("no limit is told: {:?} {:?} {}", again.status, again.error, again.body_text());
+    both.map_or_else(|| unknown().into(), |(again, first)| (again - first).into())
 }
 
 /// One name decides: an unknown model asks nobody, a known one is booked and sent by its own names.

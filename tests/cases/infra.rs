@@ -7,22 +7,25 @@ use serde_json::Value;
 
 use super::case::{Case, Infra};
 use super::client::{Sent, signal_process};
-use super::config::Model;
+use super::config::{BREAKER_OPEN_MS, BREAKER_THRESHOLD, Model};
 use super::gateway::Gateway;
 use super::upstream::{Mode, Upstreams};
 use super::variants::mentions_store;
 
 /// The reason of everything that needs Redis or Postgres.
-const NEEDS_FLEET: &str = "needs the fleet store";
+pub const NEEDS_FLEET: &str = "needs the fleet store";
 
-/// What is optional and not offered yet. A line goes when the feature comes.
-const NOT_OFFERED: [&str; 2] = ["idempotency keys", "budget windows"];
+/// What is optional and cannot be played, and why. A line goes when the feature comes.
+const NOT_OFFERED: [(&str, &str); 1] = [(
+    "budget windows",
+    "the gateway's clock is the machine's, so no midnight can be had; filters/src/limit/budget.rs proves windows",
+)];
 
 /// Checks without a wire script, by a word of theirs, and where they are proven.
 const PROVEN: [(&str, &str); 3] = [
     ("pico-dollars", "filters/src/money/{amount,price,cost}.rs"),
     ("401 bodies", "filters/src/auth.rs and tests/it/callers.rs"),
-    ("window day", "nowhere yet: budget windows are not offered"),
+    ("window day", "filters/src/limit/budget.rs"),
 ];
 
 /// An action, understood.
@@ -72,20 +75,14 @@ pub fn not_applicable(case: &Case) -> Option<String> {
     if stores && !about_health {
         return Some(NEEDS_FLEET.to_owned());
     }
-    let shares = case.fixture.rpm.is_some()
-        || case.fixture.tpm.is_some()
-        || case.fixture.max_parallel.is_some()
-        || case.infra.iter().any(|i| i.action.as_ref().is_some_and(|text| text.contains("breaker")));
-    if case.calls().any(|client| client.instances.is_some_and(|count| count > 1)) && shares {
-        return Some(format!("{NEEDS_FLEET}: several instances share limits or breakers"));
-    }
     if case.kind.is_some()
         && case.infra.iter().any(|i| i.action.as_ref().is_some_and(|t| t.contains("instance ")))
     {
         return Some(format!("{NEEDS_FLEET}: several instances share slots"));
     }
     let optional = case.optional.as_deref()?;
-    NOT_OFFERED.contains(&optional).then(|| format!("optional: {optional} are not offered"))
+    let why = NOT_OFFERED.iter().find(|(name, _)| *name == optional).map(|(_, why)| why)?;
+    Some(format!("optional: {optional}: {why}"))
 }
 
 /// Why an optional surface does not apply, asked of the gateway itself.
@@ -133,7 +130,11 @@ fn act(case: &Case, infra: &Infra) -> Result<Option<(When, Act)>, String> {
         let open =
             case.config.get("breaker_open_ms").or_else(|| case.config.get("open_ms")).and_then(Value::as_u64);
         // The open time may be jittered upwards.
-        let wait = if pass { Duration::from_millis(open.unwrap_or(10_000) * 5 / 4) } else { Duration::ZERO };
+        let wait = if pass {
+            Duration::from_millis(open.unwrap_or(BREAKER_OPEN_MS) * 5 / 4)
+        } else {
+            Duration::ZERO
+        };
         Act::OpenBreakers { names, wait }
     } else {
         return Err(format!("infra action `{text}` is not known to the runner"));
@@ -214,13 +215,15 @@ async fn open_breakers(
     names: &[String],
     wait: Duration,
 ) -> Result<(), String> {
-    const FAILURES: usize = 5;
     for (name, upstream) in upstreams {
         upstream.set_mode(Mode::Failing(if names.contains(name) { 503 } else { 403 }));
     }
-    let enough =
-        || names.iter().all(|n| upstreams.get(n).is_none_or(|u| u.asked_in(Mode::Failing(503)) >= FAILURES));
-    for _ in 0..4 * FAILURES {
+    let enough = || {
+        names
+            .iter()
+            .all(|n| upstreams.get(n).is_none_or(|u| u.asked_in(Mode::Failing(503)) >= BREAKER_THRESHOLD))
+    };
+    for _ in 0..4 * BREAKER_THRESHOLD {
         if enough() {
             break;
         }

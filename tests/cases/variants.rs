@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::case::{Absence, AtMost, Case, Client, Expect, Framing, Infra, Members, Step, Upstream};
+use super::infra;
 use super::want::Want;
 
 /// A case or one of its variants.
@@ -86,7 +87,7 @@ pub fn runs(case: &Case, line: &str) -> Vec<Run> {
     let variants = case.variants.iter().map(|variant| {
         let name = variant.as_str().map_or_else(|| variant.to_string(), str::to_owned);
         let plan = match variant {
-            Value::String(text) if mentions_store(text) => Plan::Skip("needs the fleet store".to_owned()),
+            Value::String(text) if mentions_store(text) => Plan::Skip(infra::NEEDS_FLEET.to_owned()),
             Value::String(text) => {
                 apply(&plain, text).map_or_else(Plan::Error, |case| Plan::Play(Box::new(case)))
             }
@@ -94,7 +95,25 @@ pub fn runs(case: &Case, line: &str) -> Vec<Run> {
         };
         Run { name, plan }
     });
-    std::iter::once(base).chain(variants).collect()
+    std::iter::once(base).chain(variants).flat_map(one_process).collect()
+}
+
+/// The embedded store serves one process. A case of several is played with one, and the line says so; a
+/// variant that is about nothing else is left out.
+fn one_process(run: Run) -> Vec<Run> {
+    let Plan::Play(mut case) = run.plan else { return vec![run] };
+    let several = case.calls().filter_map(|client| client.instances).max().unwrap_or(1);
+    if several < 2 {
+        return vec![Run { plan: Plan::Play(case), ..run }];
+    }
+    let skip = Plan::Skip(infra::NEEDS_FLEET.to_owned());
+    if !run.name.is_empty() {
+        return vec![Run { plan: skip, ..run }];
+    }
+    let calls = case.client.iter_mut().chain(&mut case.sequence);
+    calls.for_each(|client| client.instances = None);
+    let name = format!("{several} processes");
+    vec![Run { plan: Plan::Play(case), ..run }, Run { name, plan: skip }]
 }
 
 /// Whether a text speaks of the stores of a fleet.
