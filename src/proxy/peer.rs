@@ -201,9 +201,10 @@ fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
     }
 }
 
-/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only.
+/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only. Where the
+/// request could not even be written whole, it tells that instead.
 fn is_stale(error: &Error) -> bool {
-    error.retry == RetryType::ReusedOnly
+    error.retry == RetryType::ReusedOnly || *error.etype() == ErrorType::WriteError
 }
 
 fn attempt(

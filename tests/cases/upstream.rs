@@ -711,9 +711,9 @@ fn whole(status: u16, kind: &str, body: &str) -> Piece {
 }
 
 fn failing_body(status: u16) -> String {
-    format!(
-        r#"{{"error":{{"message":"set up to fail","type":"server_error","param":null,"code":{status}}}}}"#
-    )
+    // A 403 of the type `server_error` would be taken for the endpoint's trouble.
+    let kind = if status < 500 { "permission_error" } else { "server_error" };
+    format!(r#"{{"error":{{"message":"set up to fail","type":"{kind}","param":null,"code":{status}}}}}"#)
 }
 
 /// A whole answer of the surface that was asked.

@@ -102,10 +102,14 @@ fn read_value(status: u16, error: &Value) -> UpstreamError {
         _ => String::new(),
     };
     let message = error.as_str().map_or_else(|| text("message"), str::to_owned);
+    // Google's compatible servers name the cause in `details[].reason` (google.rpc.ErrorInfo) and no type.
+    let reasons = error.get("details").and_then(Value::as_array).into_iter().flatten();
+    let reason = reasons.filter_map(|detail| detail.get("reason")?.as_str()).next();
+    let kind = Some(text("type")).filter(|kind| !kind.is_empty());
     UpstreamError {
         status,
         message,
-        kind: text("type"),
+        kind: kind.or_else(|| reason.map(str::to_owned)).unwrap_or_default(),
         code: text("code"),
         param: error.get("param").and_then(Value::as_str).map(str::to_owned),
     }
@@ -141,6 +145,14 @@ fn status_of(error: &UpstreamError) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_among_the_details_is_found() {
+        let body = br#"{"error":{"code":400,"message":"m","status":"INVALID_ARGUMENT","details":[{},{"reason":"API_KEY_INVALID"}]}}"#;
+        let error = read(400, body);
+        assert_eq!((error.kind.as_str(), error.code.as_str()), ("API_KEY_INVALID", "400"));
+        assert!(error.is_about_our_credential());
+    }
 
     #[test]
     fn an_error_event_stands_for_a_status() {
