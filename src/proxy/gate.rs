@@ -547,6 +547,12 @@ impl State {
     }
 }
 
+/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only. Where the
+/// request could not even be written whole, it tells that instead.
+pub(super) fn is_stale(error: &Error) -> bool {
+    error.retry == RetryType::ReusedOnly || *error.etype() == ErrorType::WriteError
+}
+
 /// What an error of Pingora's on the way to or from an upstream means.
 pub(super) fn failure_of(error: &Error) -> Failure {
     match error.etype() {
@@ -754,9 +760,7 @@ impl CustomSession for Guard {
         for task in tasks {
             let task = match task {
                 // Before any byte of a response: the pooled connection was dead, and the request unseen.
-                HttpTask::Failed(error)
-                    if error.retry == RetryType::ReusedOnly && !self.gate.lock().head_seen =>
-                {
+                HttpTask::Failed(error) if is_stale(&error) && !self.gate.lock().head_seen => {
                     return Err(error);
                 }
                 other => other,

@@ -13,11 +13,11 @@ use filters::upstream::board::{Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
-use pingora::{Error, ErrorType, RetryType};
+use pingora::{Error, ErrorType};
 use pingora_proxy::Session;
 
 use super::ctx::{Call, Ctx, Current};
-use super::gate::{Attempt, Bill, Limits, failure_of};
+use super::gate::{Attempt, Bill, Limits, failure_of, is_stale};
 use super::gateway::Gateway;
 use crate::pool::upstreams::{Asked, Leg};
 use crate::{clock, entropy};
@@ -199,12 +199,6 @@ fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
         Some(pass) => call.snapshot.upstreams.begin(pass, route, last),
         None => Asked::Refused(None),
     }
-}
-
-/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only. Where the
-/// request could not even be written whole, it tells that instead.
-fn is_stale(error: &Error) -> bool {
-    error.retry == RetryType::ReusedOnly || *error.etype() == ErrorType::WriteError
 }
 
 fn attempt(
