@@ -63,6 +63,7 @@ impl Gateway {
                     continue;
                 }
                 Asked::BudgetSpent => {
+                    call.planner.refused(now, None);
                     tracing::warn!(
                         request_id,
                         "too many extra attempts in all: this call makes no further one"

@@ -101,3 +101,16 @@ async fn a_caller_that_leaves_during_a_pause_ends_the_call() {
     assert_eq!(only.requests().len(), 1, "nobody waits for the second try any more");
     assert_eq!(gateway.spent(1), 0);
 }
+
+#[tokio::test]
+async fn a_route_that_always_refuses_never_uses_up_the_others() {
+    // 403 blames nobody, so every call begins with it: more extra attempts than the budget has.
+    let first = upstream(script(r#"{"fault":{"kind":"status","code":403}}"#)).await;
+    let second = upstream(Script::default()).await;
+    let gateway = Setup::new(&[first.address(), second.address()]).balance("10").start();
+    for call in 0..180 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        assert_eq!(answer.status, 200, "call {call}: {}", answer.text());
+    }
+    assert_eq!((first.requests().len(), second.requests().len()), (180, 180));
+}

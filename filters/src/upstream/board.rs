@@ -153,7 +153,8 @@ pub struct Pass {
     class: PromptClass,
     /// Routes that admitted when the order was made and were not tried yet.
     viable: usize,
-    begun: u32,
+    /// Whom it has asked, each once.
+    asked: Vec<EndpointId>,
     place: Option<(ModelId, PlaceId)>,
 }
 
@@ -416,7 +417,11 @@ impl Board {
         }
         let viable = order.len();
         let class = PromptClass::of(ask.prompt_tokens);
-        Found::Plan(Plan { order, fall_backs, pass: Pass { form: ask.form, class, viable, begun: 0, place } })
+        Found::Plan(Plan {
+            order,
+            fall_backs,
+            pass: Pass { form: ask.form, class, viable, asked: vec![], place },
+        })
     }
 
     /// Before an attempt. `last`: the planner's word that nobody is left behind it.
@@ -444,15 +449,21 @@ impl Board {
                 return Begun::Refused(Some(until.min(now + PROBE_POLL)));
             }
         };
-        if pass.begun > 0 && !self.budget.withdraw(now) {
+        // A healthy route that this request has not asked is worth the attempt whatever the others used up:
+        // that is no storm, it is where the request should have gone.
+        let fresh = !pass.asked.contains(&route.endpoint);
+        let extra = !pass.asked.is_empty();
+        if extra && !self.budget.withdraw(now) && !(fresh && self.is_healthy(now, route.endpoint)) {
             // The permit did nothing: neutral, so that its lease is free again.
             self.end_permit(now, route.endpoint, permit, Verdict::Neutral, rng);
             return Begun::BudgetSpent;
         }
-        if pass.begun == 0 {
+        if pass.asked.is_empty() {
             self.budget.deposit(now);
         }
-        pass.begun += 1;
+        if !pass.asked.contains(&route.endpoint) {
+            pass.asked.push(route.endpoint);
+        }
         pass.viable = pass.viable.saturating_sub(1);
         if rest == Standing::Trial {
             self.rests.begin_trial(credential, lease_end);
@@ -680,6 +691,13 @@ impl Board {
             tokens_per_second: state.and_then(|state| state.speed.as_ref()?.merged_as_it_is().quantile(500)),
             parameters: spec.and_then(|spec| spec.parameters.as_deref()),
         }
+    }
+
+    /// Its breaker is closed and nothing weighs on it.
+    fn is_healthy(&self, now: Instant, endpoint: EndpointId) -> bool {
+        self.endpoints.get(endpoint.0).is_some_and(|state| {
+            state.breaker.admission(now) == Admission::Closed && !state.health.has_lost_weight(now)
+        })
     }
 
     fn permit(
