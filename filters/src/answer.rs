@@ -539,6 +539,8 @@ impl Answer {
         let piece = self.dialect.whole(&text, &self.shape);
         self.count(&piece);
         let Piece { kind, mut edits, .. } = piece;
+        // An answer that the caller has in part already is not taken back for saying nothing.
+        let kind = if self.committed && kind == Kind::Opener { Kind::Meaningful } else { kind };
         match kind {
             Kind::Meaningful => {
                 self.settled = true;

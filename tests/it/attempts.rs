@@ -223,3 +223,13 @@ async fn an_operators_rule_says_what_an_error_means() {
     let answer = Call::post(whole_request()).send(told.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
 }
+
+#[tokio::test]
+async fn a_whole_answer_that_says_nothing_is_none() {
+    let empty = r#"{"fault":{"kind":"end_after_pieces","pieces":0}}"#;
+    let (first, second) = (upstream(script(empty)).await, upstream(Script::default()).await);
+    let gateway = Setup::new(&[first.address(), second.address()]).start();
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")), "{}", answer.text());
+    assert_eq!(gateway.spent(1), 75_000);
+}

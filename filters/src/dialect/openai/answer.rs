@@ -64,10 +64,16 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
     }
     let Some(choices) = choices(&object) else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Meaningful);
+    let mut said = false;
     for choice in &choices {
+        said |= choice.finish_reason.is_some();
         if let Some(message) = &choice.message {
-            message.count(&mut piece.produced);
+            said |= message.count(&mut piece.produced);
         }
+    }
+    if !said {
+        // Neither a word nor a reason why there is none: the same as a stream of openers alone.
+        piece.kind = Kind::Opener;
     }
     piece.finished = shape.choices;
     piece.usage = usage(&object);
