@@ -7,17 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use filters::ids::AccountId;
 use filters::money::Amount;
-use rand_core::RngCore as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::clock;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
 use crate::ledger::{Ledger as _, LedgerError, Sqlite};
 use crate::pool::Pool;
 use crate::pool::keys::{KeyTable, digest, hint};
 use crate::settings::{AccountSettings, BadSetting, KeySettings};
 use crate::store::Embedded;
-use crate::{clock, entropy};
 
 /// The longest name, reference or reason, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
@@ -92,6 +91,9 @@ pub enum BooksError {
     /// The ledger said no.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    /// The kernel gave no random bits.
+    #[error("no key can be made: {0}")]
+    Random(#[from] std::io::Error),
 }
 
 impl Books {
@@ -110,8 +112,8 @@ impl Books {
             Verb::Account { name, settings } => {
                 settings.check()?;
                 let name = text("name", name)?;
-                let id = self.ledger().ensure_account(&name, Some(&settings), clock::unix_ms())?;
-                self.follow(id)?;
+                self.ledger().ensure_account(&name, Some(&settings), clock::unix_ms())?;
+                self.follow()?;
                 Ok(json!({ "account": name }))
             }
             Verb::Accounts { name } => self.accounts(name.as_deref()),
@@ -226,11 +228,12 @@ impl Books {
         let now_ms = clock::unix_ms();
         let done =
             self.ledger().transfer(&Movement { account: id, what, amount, reference, reason, now_ms, boot });
-        if let (Some(live), Err(_) | Ok(false)) = (live, &done) {
+        // After any other error nobody knows whether it left: it stays out until the next start asks the books.
+        if let (Some(live), Ok(false) | Err(LedgerError::Funds { .. })) = (live, &done) {
             live.store.grant(vec![(id, amount)]);
         }
         let new = done?;
-        self.follow(id)?;
+        self.follow()?;
         Ok(json!({ "booked": new, "reference": reference }))
     }
 
@@ -242,7 +245,7 @@ impl Books {
         expires_in_seconds: Option<u64>,
     ) -> Result<Value, BooksError> {
         settings.check()?;
-        let key = fresh_key();
+        let key = fresh_key()?;
         let now_ms = clock::unix_ms();
         let expires_ms = expires_in_seconds.map(|seconds| later(now_ms, seconds));
         let new = NewKey {
@@ -284,7 +287,7 @@ impl Books {
     }
 
     /// The running gateway gets what is free now, and the settings as they are now.
-    fn follow(&self, _account: AccountId) -> Result<(), BooksError> {
+    fn follow(&self) -> Result<(), BooksError> {
         if let Some(live) = &self.live {
             let added = self.ledger().lease_free(live.boot)?;
             live.store.grant(added);
@@ -301,17 +304,16 @@ impl Books {
     }
 }
 
-/// `tg-` and 256 random bits, in an alphabet that needs no quoting anywhere.
-#[must_use]
-pub fn fresh_key() -> String {
+/// `tg-` and 258 random bits of the kernel's, in an alphabet that needs no quoting anywhere.
+///
+/// # Errors
+/// When the kernel gives none. Ids may come from a weaker generator, keys may not.
+pub fn fresh_key() -> std::io::Result<String> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut random = [0; 43];
-    // The generator is seeded by the kernel and serves ids; a key comes from the kernel itself.
-    if getrandom::fill(&mut random).is_err() {
-        entropy::with_rng(|rng| rng.fill_bytes(&mut random));
-    }
+    getrandom::fill(&mut random).map_err(std::io::Error::other)?;
     let letters = random.iter().filter_map(|byte| ALPHABET.get(usize::from(byte & 63)).copied());
-    std::iter::once("tg-".to_owned()).chain(letters.map(|b| char::from(b).to_string())).collect()
+    Ok(std::iter::once("tg-".to_owned()).chain(letters.map(|b| char::from(b).to_string())).collect())
 }
 
 /// The first twelve digits of a key's digest: what lists call it.

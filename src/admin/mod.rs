@@ -103,7 +103,7 @@ pub fn token_file(data: &Path) -> PathBuf {
 /// # Errors
 /// When the file cannot be written.
 pub fn token(data: &Path) -> std::io::Result<Arc<str>> {
-    let token = crate::books::fresh_key();
+    let token = crate::books::fresh_key()?;
     let file = token_file(data);
     // A new file each time: the mode counts only when a file is made.
     match std::fs::remove_file(&file) {
