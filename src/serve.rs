@@ -186,9 +186,9 @@ impl Keeper {
         loop {
             tick.tick().await;
             let snapshot = self.pool.load();
-            for (endpoint, live) in snapshot.catalogue.endpoints.iter().zip(&snapshot.live) {
+            for (endpoint, addresses) in snapshot.catalogue.endpoints.iter().zip(&snapshot.addresses) {
                 let name = &endpoint.name;
-                match live.refresh().await {
+                match addresses.refresh().await {
                     Ok(()) if unknown.remove(name) => {
                         tracing::info!(endpoint = name, "the address of an endpoint is known again");
                     }

@@ -286,11 +286,19 @@ impl UpstreamError {
     pub fn is_about_our_credential(&self) -> bool {
         match self.status {
             401 | 402 => true,
-            400 | 403 | 429 => CREDENTIAL_CODES
-                .iter()
-                .any(|code| self.code.eq_ignore_ascii_case(code) || self.kind.eq_ignore_ascii_case(code)),
+            400 | 403 | 429 => {
+                let named = |code: &&str| {
+                    self.code.eq_ignore_ascii_case(code) || self.kind.eq_ignore_ascii_case(code)
+                };
+                CREDENTIAL_CODES.iter().any(named) || self.says_no_credit()
+            }
             _ => false,
         }
+    }
+
+    /// Anthropic says "out of credit" as a 400 of the type that bad requests have, in words alone.
+    fn says_no_credit(&self) -> bool {
+        self.message.to_ascii_lowercase().contains("credit balance is too low")
     }
 }
 

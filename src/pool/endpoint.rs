@@ -21,12 +21,12 @@ use crate::config::checked::BaseUrl;
 const LOOKUP: Duration = Duration::from_secs(2);
 
 /// One endpoint's addresses.
-pub struct Live {
+pub struct Addresses {
     backends: Backends,
     turn: AtomicUsize,
 }
 
-impl Live {
+impl Addresses {
     /// An endpoint of which nothing is known.
     #[must_use]
     pub fn new(base: &BaseUrl) -> Self {
@@ -43,15 +43,15 @@ impl Live {
     }
 
     /// The next address, in turn; looked up now if none is known yet.
-    pub async fn address(&self) -> Option<SocketAddr> {
-        if let Some(address) = self.next_address() {
+    pub async fn next(&self) -> Option<SocketAddr> {
+        if let Some(address) = self.known() {
             return Some(address);
         }
         self.refresh().await.ok()?;
-        self.next_address()
+        self.known()
     }
 
-    fn next_address(&self) -> Option<SocketAddr> {
+    fn known(&self) -> Option<SocketAddr> {
         let all = self.backends.get_backend();
         let ready: Vec<_> =
             all.iter().filter(|b| self.backends.ready(b)).filter_map(|b| b.addr.as_inet().copied()).collect();

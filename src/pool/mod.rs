@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::config::checked::{Catalogue, Routing};
-use endpoint::Live;
+use crate::config::checked::{Catalogue, Endpoint, Routing};
+use endpoint::Addresses;
 use keys::KeyTable;
 use upstreams::Upstreams;
 
@@ -18,7 +18,7 @@ pub struct Snapshot {
     pub catalogue: Catalogue,
     pub routing: Routing,
     /// By `EndpointId`, beside `catalogue.endpoints`.
-    pub live: Vec<Arc<Live>>,
+    pub addresses: Vec<Arc<Addresses>>,
     pub upstreams: Arc<Upstreams>,
 }
 
@@ -26,9 +26,10 @@ impl Snapshot {
     /// A first view of a catalogue.
     #[must_use]
     pub fn new(catalogue: Catalogue, routing: Routing) -> Self {
-        let live = catalogue.endpoints.iter().map(|e| Arc::new(Live::new(&e.provider.base))).collect();
+        let of = |endpoint: &Endpoint| Arc::new(Addresses::new(&endpoint.provider.base));
+        let addresses = catalogue.endpoints.iter().map(of).collect();
         let upstreams = Upstreams::new(&catalogue, &routing);
-        Self { catalogue, routing, live, upstreams }
+        Self { catalogue, routing, addresses, upstreams }
     }
 }
 

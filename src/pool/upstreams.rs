@@ -95,13 +95,8 @@ impl Upstreams {
     /// Whom to ask for a model. `prompt_tokens` is an estimate.
     #[must_use]
     pub fn candidates(&self, model: &str, dialect: Dialect, form: Form, prompt_tokens: u64) -> Found {
-        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
-        let ask = Ask {
-            models: id.map(std::slice::from_ref).unwrap_or_default(),
-            form,
-            prompt_tokens,
-            preferences: &Preferences::default(),
-        };
+        let preferences = Preferences::default();
+        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
         entropy::with_rng(|rng| self.lock().candidates(clock::now(), &ask, rng))
     }
 
@@ -126,9 +121,8 @@ impl Upstreams {
         prompt_tokens: u64,
         hold: Option<HoldLines>,
     ) -> Explanation {
-        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
-        let models = id.map(std::slice::from_ref).unwrap_or_default();
-        let ask = Ask { models, form, prompt_tokens, preferences: &Preferences::default() };
+        let preferences = Preferences::default();
+        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
         explain(&mut self.lock(), clock::now(), &ask, hold)
     }
 
@@ -146,6 +140,11 @@ impl Upstreams {
             Some((name.as_str(), factor, may_be_asked))
         });
         named.collect()
+    }
+
+    fn ids(&self, model: &str, dialect: Dialect) -> &[ModelId] {
+        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
+        id.map(std::slice::from_ref).unwrap_or_default()
     }
 
     fn lock(&self) -> MutexGuard<'_, Board> {

@@ -20,7 +20,7 @@ use super::gate::Gate;
 use super::keyed::First;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
-use crate::pool::endpoint::Live;
+use crate::pool::endpoint::Addresses;
 use crate::pool::upstreams::Leg;
 use crate::pool::{Snapshot, keys::Principal};
 
@@ -117,8 +117,15 @@ impl Ctx {
 }
 
 impl Call {
-    pub(super) fn endpoint(&self, id: EndpointId) -> pingora::Result<(&Endpoint, &Arc<Live>)> {
-        let found = self.snapshot.catalogue.endpoints.get(id.0).zip(self.snapshot.live.get(id.0));
-        found.ok_or_else(|| Error::explain(WRONG_STAGE, "an endpoint that is not in the snapshot"))
+    pub(super) fn endpoint(&self, id: EndpointId) -> pingora::Result<&Endpoint> {
+        self.snapshot.catalogue.endpoints.get(id.0).ok_or_else(unknown)
     }
+
+    pub(super) fn addresses(&self, id: EndpointId) -> pingora::Result<Arc<Addresses>> {
+        self.snapshot.addresses.get(id.0).cloned().ok_or_else(unknown)
+    }
+}
+
+fn unknown() -> Box<Error> {
+    Error::explain(WRONG_STAGE, "an endpoint that is not in the snapshot")
 }

@@ -67,7 +67,7 @@ impl Gateway {
             call.snapshot.upstreams.finish(pass);
         }
         let Some(current) = call.current else { return };
-        let Ok((endpoint, _)) = call.endpoint(current.endpoint) else { return };
+        let Ok(endpoint) = call.endpoint(current.endpoint) else { return };
         let (outcome, reason) = match ended {
             Ended::Properly => ("served", "ok"),
             Ended::Broken(failure) => ("cut", failure.word()),
@@ -127,7 +127,7 @@ fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, t
     };
     let upstream = call.and_then(|call| {
         let current = call.current?;
-        call.endpoint(current.endpoint).ok().map(|(endpoint, _)| endpoint.name.as_str())
+        call.endpoint(current.endpoint).ok().map(|endpoint| endpoint.name.as_str())
     });
     let usage = &receipt.used.usage;
     tracing::info!(

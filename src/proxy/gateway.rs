@@ -102,7 +102,7 @@ impl ProxyHttp for Gateway {
         let Some(current) = call.current else {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
         };
-        let provider = Arc::clone(&call.endpoint(current.endpoint)?.0.provider);
+        let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
         let asked = session.req_header();
         *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
         call.gate.sending(clock::now());

@@ -79,9 +79,9 @@ impl Gateway {
                 self.metrics.before_attempt_seconds.observe((now - arrived).as_secs_f64());
             }
             call.current = Some(Current { endpoint: id, began: now });
-            let live = Arc::clone(call.endpoint(id)?.1);
-            let connect = call.endpoint(id)?.0.provider.timers.connect.min(share);
-            let address = tokio::time::timeout(connect, live.address()).await;
+            let addresses = call.addresses(id)?;
+            let connect = call.endpoint(id)?.provider.timers.connect.min(share);
+            let address = tokio::time::timeout(connect, addresses.next()).await;
             let attempt = attempt(call, id, share, leg, &request_id)?;
             call.gate.begin(attempt);
             if let Ok(Some(address)) = address {
@@ -135,7 +135,7 @@ impl Gateway {
             leg.ended(Outcome::Failed { failure, wait, timing, reused })
         });
         entropy::with_rng(|rng| call.planner.failed(now, &tried.failure, not_before, rng));
-        let (endpoint, _) = call.endpoint(current.endpoint)?;
+        let endpoint = call.endpoint(current.endpoint)?;
         let mut tried = tried;
         if let Some(credential) = &endpoint.provider.credential {
             tried.error.mask(credential.expose());
@@ -210,7 +210,7 @@ fn attempt(
     request_id: &str,
 ) -> pingora::Result<Attempt> {
     let now = clock::now();
-    let endpoint = call.endpoint(id)?.0;
+    let endpoint = call.endpoint(id)?;
     let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
     let bill = Bill {
@@ -256,7 +256,7 @@ fn peer(
     address: std::net::SocketAddr,
     connect: Duration,
 ) -> pingora::Result<HttpPeer> {
-    let provider = &call.endpoint(id)?.0.provider;
+    let provider = &call.endpoint(id)?.provider;
     // With an empty name nothing would be verified.
     let mut peer = HttpPeer::new(address, provider.base.tls, provider.base.host.clone());
     let options = &mut peer.options;

@@ -25,7 +25,16 @@ pub(super) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Reads the body; `acted_on` may come once each.
     pub(super) fn read(body: &'a [u8], acted_on: &[&'static str]) -> Result<Self, Rejection> {
-        let object = Object::of(json_text(body)?).map_err(malformed)?;
+        let text = std::str::from_utf8(body).map_err(|e| malformed(Malformed::Syntax(e.to_string())))?;
+        // The scan goes first, since whoever parses next may recurse; what it finds wrong beside that, the
+        // check says better.
+        let object = match Object::of(text) {
+            Err(why @ (Malformed::TooDeep | Malformed::TooMany)) => return Err(malformed(why)),
+            scanned => {
+                json::check(body).map_err(malformed)?;
+                scanned.map_err(malformed)?
+            }
+        };
         for field in acted_on {
             if object.members().iter().filter(|m| m.key == *field).count() > 1 {
                 let message = format!("`{field}` comes twice: send it once.");
@@ -144,16 +153,6 @@ pub(super) fn invalid(param: &'static str, what: &str) -> Rejection {
 /// The length of a text in bytes.
 pub(super) fn size(text: &str) -> u64 {
     u64::try_from(text.len()).unwrap_or(u64::MAX)
-}
-
-fn json_text(body: &[u8]) -> Result<&str, Rejection> {
-    // Nesting is looked at first: whoever parses next may recurse.
-    if let Ok(text) = std::str::from_utf8(body)
-        && let Err(why @ (Malformed::TooDeep | Malformed::TooMany)) = json::members(text)
-    {
-        return Err(malformed(why));
-    }
-    json::check(body).map_err(malformed)
 }
 
 fn malformed(why: Malformed) -> Rejection {

@@ -74,7 +74,7 @@ pub fn failure(error: &UpstreamError, body: &[u8], rules: &[Rule]) -> Failure {
     if let Some(rule) = rules.iter().find(|rule| rule.matches(error.status, body)) {
         return rule.treat_as.failure(error.status);
     }
-    if error.is_about_our_credential() || says_no_credit(error) {
+    if error.is_about_our_credential() {
         return Failure::Credential(error.status);
     }
     match known(&error.code).or_else(|| known(&error.kind)) {
@@ -105,12 +105,6 @@ fn known(code: &str) -> Option<Class> {
         "rate_limit_error" | "rate_limit_exceeded" => Some(Class::RateLimit),
         _ => None,
     }
-}
-
-/// Anthropic says "out of credit" as a 400 of the type that bad requests have, in words alone.
-fn says_no_credit(error: &UpstreamError) -> bool {
-    matches!(error.status, 400 | 403)
-        && contains_ignoring_case(error.message.as_bytes(), b"credit balance is too low")
 }
 
 fn contains_ignoring_case(text: &[u8], part: &[u8]) -> bool {

@@ -21,9 +21,6 @@ const KINDS: [(&str, u16); 10] = [
     ("overloaded_error", 529),
 ];
 
-/// How the API says, with status 400, that the plan behind our credential is used up.
-const NO_CREDIT: &str = "Your credit balance is too low";
-
 /// The body of an error response.
 #[must_use]
 pub fn body(rejection: &Rejection, request_id: &str) -> Bytes {
@@ -99,8 +96,7 @@ pub fn read(status: u16, body: &[u8]) -> UpstreamError {
     let error = value.get("error").unwrap_or(&value);
     let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let message = error.as_str().map_or_else(|| text("message"), str::to_owned);
-    let code = if message.starts_with(NO_CREDIT) { "billing_error".to_owned() } else { text("code") };
-    UpstreamError { status, message, kind: text("type"), code, param: None }
+    UpstreamError { status, message, kind: text("type"), code: text("code"), param: None }
 }
 
 /// Reads an error that came with a 200; its status is the one that its type stands for. What nobody
