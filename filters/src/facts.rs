@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::money::Tier;
+use crate::preferences::Preferences;
 
 /// The facts of one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct Facts {
     pub tier: Tier,
     /// What is known of the input's size.
     pub input: Input,
+    /// What the caller wants of the routing.
+    pub preferences: Preferences,
     /// Where the fields lie that are edited for the upstream.
     pub spans: Spans,
 }
@@ -55,4 +58,6 @@ pub struct Spans {
     pub stream_options: Option<Range<usize>>,
     /// The values that bound the output, as the caller wrote them.
     pub output_limits: Vec<Range<usize>>,
+    /// What is ours alone and cut out.
+    pub ours: Vec<Range<usize>>,
 }

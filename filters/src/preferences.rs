@@ -132,24 +132,33 @@ pub struct Stated {
     pub cuts: Vec<Range<usize>>,
 }
 
-/// Reads the preferences out of a request's body, which is one sound JSON object.
+/// Reads the preferences among the members of a request's body, which is one sound JSON object.
 ///
 /// # Errors
 /// A 400 that names the field.
-pub fn read(body: &str) -> Result<Stated, Rejection> {
-    let members = json::members(body).unwrap_or_default();
+pub fn read(body: &str, members: &[Member<'_>]) -> Result<Stated, Rejection> {
     let mut preferences = Preferences::default();
-    for member in &members {
+    let mut seen: Vec<&str> = vec![];
+    for member in members.iter().filter(|member| is_ours(member)) {
+        let key = member.key.as_ref();
+        if seen.contains(&key) {
+            let rejection =
+                Rejection::new(Reason::DuplicateField, format!("`{key}` comes twice: send it once."));
+            return Err(rejection.param(if key == "models" { "models" } else { "provider" }));
+        }
+        seen.push(key);
         let value = body.get(member.value.clone()).unwrap_or_default();
-        match member.key.as_ref() {
-            "models" if value != "null" => {
-                preferences.models = names(value, "models", "models", MODELS_MAX)?;
-            }
-            "provider" if value != "null" => read_provider(value, &mut preferences, &members)?,
-            _ => {}
+        match key {
+            _ if value == "null" => {}
+            "models" => preferences.models = names(value, "models", "models", MODELS_MAX)?,
+            _ => read_provider(value, &mut preferences, members)?,
         }
     }
-    Ok(Stated { preferences, cuts: cuts(body, &members) })
+    Ok(Stated { preferences, cuts: cuts(body, members) })
+}
+
+fn is_ours(member: &Member<'_>) -> bool {
+    matches!(member.key.as_ref(), "models" | "provider")
 }
 
 impl Preferences {
@@ -328,15 +337,14 @@ fn max_price(text: &str) -> Result<MaxPrice, Rejection> {
 /// The bytes to cut. A run of members at the head takes the comma behind it along, every other member the
 /// one before: so no comma is asked for by two.
 fn cuts(body: &str, members: &[Member<'_>]) -> Vec<Range<usize>> {
-    let ours = |member: &Member<'_>| matches!(member.key.as_ref(), "models" | "provider");
-    let head = members.iter().take_while(|member| ours(member)).count();
+    let head = members.iter().take_while(|member| is_ours(member)).count();
     let mut cuts = vec![];
     if let (Some(first), Some(last)) = (members.first(), head.checked_sub(1).and_then(|n| members.get(n))) {
         let behind = body.get(last.value.end..).unwrap_or_default();
         let comma = behind.find(|c: char| !c.is_ascii_whitespace()).filter(|_| members.len() > head);
         cuts.push(first.whole.start..last.value.end + comma.map_or(0, |at| at + 1));
     }
-    cuts.extend(members.iter().skip(head).filter(|member| ours(member)).map(|m| m.whole.clone()));
+    cuts.extend(members.iter().skip(head).filter(|member| is_ours(member)).map(|m| m.whole.clone()));
     cuts
 }
 
@@ -350,6 +358,10 @@ mod tests {
 
     use super::*;
     use crate::json::Edit;
+
+    fn read(body: &str) -> Result<Stated, Rejection> {
+        super::read(body, &json::members(body).unwrap_or_default())
+    }
 
     fn stated(provider: &str) -> Preferences {
         let body = format!(r#"{{"model":"m","messages":[],"tools":[],"seed":1,"provider":{provider}}}"#);
@@ -410,6 +422,8 @@ mod tests {
             (r#"{"provider":{"max_price":{"image":1}}}"#, "no other key"),
             (r#"{"provider":{"data_collection":"deny"}}"#, "data_collection"),
             (r#"{"provider":{"sort":"price","sort":"latency"}}"#, "twice"),
+            (r#"{"provider":{},"model":"a","provider":null}"#, "twice"),
+            (r#"{"models":null,"model":"a","\u006dodels":["b"]}"#, "twice"),
         ] {
             let rejection = refused(body);
             assert_eq!(rejection.status(), 400, "{body}");

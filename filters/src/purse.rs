@@ -37,7 +37,8 @@ struct KeyState {
 struct Taken {
     key: Permit,
     account: Permit,
-    model: Option<Permit>,
+    /// One for each model that may serve and is limited.
+    models: Vec<(String, Permit)>,
 }
 
 /// A hold to place.
@@ -47,8 +48,8 @@ pub struct Reserve<'a> {
     pub hold: HoldId,
     /// With which key.
     pub key: KeyDigest,
-    /// For which model.
-    pub model: &'a str,
+    /// The models that may serve it: every one has to have room.
+    pub models: &'a [String],
     /// The limits that it has to fit.
     pub scopes: &'a Scopes,
     /// What it takes.
@@ -64,7 +65,7 @@ pub struct EndHold<'a> {
     pub held: Amount,
     /// With which key.
     pub key: KeyDigest,
-    /// For which model.
+    /// The model that served it.
     pub model: &'a str,
     /// What the call cost.
     pub cost: Amount,
@@ -141,14 +142,14 @@ impl Purse {
     /// # Errors
     /// [`Refused`]; nothing is taken then.
     pub fn reserve(&mut self, now: Now, reserve: &Reserve<'_>) -> Result<Standings, Refused> {
-        let Reserve { hold, key, model, scopes, want } = *reserve;
+        let Reserve { hold, key, models, scopes, want } = *reserve;
         let limited = |scope| move |over| Refused::Limited { scope, over };
         let state = self.keys.entry(key).or_default();
         state.counters.check(now, &scopes.key, &want).map_err(limited("key"))?;
         self.account.check(now, &scopes.account, &want).map_err(limited("account"))?;
-        let of_model = scopes.models.get(model);
-        if let Some(limits) = of_model {
-            let counters = self.models.entry(model.to_owned()).or_default();
+        let of_models = || models.iter().filter_map(|model| scopes.models.get_key_value(model));
+        for (model, limits) in of_models() {
+            let counters = self.models.entry(model.clone()).or_default();
             counters.check(now, limits, &want).map_err(limited("account and model"))?;
         }
         let amount = want.amount.max(Amount::ZERO);
@@ -164,8 +165,12 @@ impl Purse {
         let taken = Taken {
             key: state.counters.take(now, &scopes.key, &want),
             account: self.account.take(now, &scopes.account, &want),
-            model: of_model
-                .map(|limits| self.models.entry(model.to_owned()).or_default().take(now, limits, &want)),
+            models: of_models()
+                .map(|(model, limits)| {
+                    let counters = self.models.entry(model.clone()).or_default();
+                    (model.clone(), counters.take(now, limits, &want))
+                })
+                .collect(),
         };
         self.open.insert(hold, taken);
         let of_key = state.counters.standing(now, &scopes.key);
@@ -194,8 +199,13 @@ impl Purse {
         if let Some(taken) = self.open.remove(&end.hold) {
             state.counters.end(&taken.key, end.tokens, charged);
             self.account.end(&taken.account, end.tokens, charged);
-            if let (Some(permit), Some(counters)) = (taken.model, self.models.get_mut(end.model)) {
-                counters.end(&permit, end.tokens, charged);
+            for (model, permit) in &taken.models {
+                // Those that did not serve get back what they had set aside.
+                let (tokens, charged) =
+                    if model == end.model { (end.tokens, charged) } else { (0, Amount::ZERO) };
+                if let Some(counters) = self.models.get_mut(model) {
+                    counters.end(permit, tokens, charged);
+                }
             }
         }
         (settlement, abandoned)
@@ -227,6 +237,7 @@ mod tests {
     use rand_pcg::Pcg64Mcg;
 
     use super::*;
+    use crate::limit::Limits;
 
     const KEY: KeyDigest = KeyDigest([1; 32]);
 
@@ -238,10 +249,15 @@ mod tests {
         Amount::from_nano(n)
     }
 
+    fn models() -> [String; 1] {
+        ["m".to_owned()]
+    }
+
     fn reserve(purse: &mut Purse, id: u128, amount: i64) -> Result<Standings, Refused> {
         let scopes = Scopes::default();
         let want = Want { tokens: 0, amount: nano(amount) };
-        purse.reserve(at(0), &Reserve { hold: HoldId(id), key: KEY, model: "m", scopes: &scopes, want })
+        purse
+            .reserve(at(0), &Reserve { hold: HoldId(id), key: KEY, models: &models(), scopes: &scopes, want })
     }
 
     fn end(
@@ -279,12 +295,43 @@ mod tests {
         let mut scopes = Scopes::default();
         scopes.key.requests_per_minute = Some(1);
         let want = Want { tokens: 0, amount: nano(10) };
-        let hold = |id| Reserve { hold: HoldId(id), key: KEY, model: "m", scopes: &scopes, want };
+        let models = models();
+        let hold = |id| Reserve { hold: HoldId(id), key: KEY, models: &models, scopes: &scopes, want };
         assert!(matches!(purse.reserve(at(0), &hold(1)), Err(Refused::Funds { .. })), "no money yet");
         purse.grant(nano(100));
         assert!(purse.reserve(at(0), &hold(2)).is_ok(), "the refused one did not count");
         assert!(matches!(purse.reserve(at(0), &hold(3)), Err(Refused::Limited { scope: "key", .. })));
         assert_eq!(purse.available(), nano(90));
+    }
+
+    #[test]
+    fn every_model_that_may_serve_has_to_have_room_and_those_that_did_not_give_it_back() {
+        let mut purse = Purse::default();
+        purse.grant(nano(1_000));
+        let mut scopes = Scopes::default();
+        let one = Limits { tokens_per_minute: Some(100), concurrency: Some(1), ..Limits::default() };
+        scopes.models.insert("a".to_owned(), one.clone());
+        scopes.models.insert("b".to_owned(), one);
+        let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let (both, other) = (named(&["a", "b", "free"]), named(&["b"]));
+        let want = Want { tokens: 60, amount: nano(10) };
+        let hold = |id, models| Reserve { hold: HoldId(id), key: KEY, models, scopes: &scopes, want };
+        assert!(purse.reserve(at(0), &hold(1, &both)).is_ok());
+        let refused = purse.reserve(at(0), &hold(2, &other));
+        assert!(matches!(refused, Err(Refused::Limited { scope: "account and model", .. })), "{refused:?}");
+        let end = EndHold {
+            hold: HoldId(1),
+            held: nano(10),
+            key: KEY,
+            model: "a",
+            cost: nano(10),
+            tokens: 60,
+            left: None,
+        };
+        purse.end(at(0), &end);
+        assert!(purse.reserve(at(0), &hold(3, &other)).is_ok(), "b did not serve");
+        let refused = purse.reserve(at(0), &hold(4, &named(&["a"])));
+        assert!(matches!(refused, Err(Refused::Limited { .. })), "a has used its minute: {refused:?}");
     }
 
     #[test]
@@ -318,7 +365,7 @@ mod tests {
             if places {
                 let amount = below(1_000_000);
                 let want = Want { tokens: 0, amount: nano(amount) };
-                let hold = Reserve { hold: HoldId(step), key: KEY, model: "m", scopes: &scopes, want };
+                let hold = Reserve { hold: HoldId(step), key: KEY, models: &models(), scopes: &scopes, want };
                 if purse.reserve(at(0), &hold).is_ok() {
                     open.push((step, amount));
                 } else {

@@ -5,6 +5,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use filters::dialect::Dialect;
 use filters::explain::HoldLines;
+use filters::upstream::board::Ask;
 use filters::upstream::watchdog::Form;
 use filters::{hold, meter};
 use serde::{Deserialize, Serialize};
@@ -32,13 +33,27 @@ pub(super) async fn explain(
     let dialect = if asked.anthropic { Dialect::Anthropic } else { Dialect::OpenAi };
     let facts = dialect.read(&body).map_err(|rejection| refused(rejection.message))?;
     let snapshot = admin.pool.load();
-    let model = snapshot.catalogue.models.get(&facts.model);
-    let model = model.ok_or_else(|| refused(format!("there is no model `{}`", facts.model)))?;
-    let bound = hold::bound(&facts, &model.limits, asked.default_output_tokens);
-    let cards = model.price.reachable(bound.input, facts.tier);
-    let lines = HoldLines::new(&bound, cards).map_err(|error| refused(error.to_string()))?;
-    let form = if facts.stream { Form::Stream } else { Form::Whole };
+    let mut ids = vec![];
+    let mut dearest: Option<HoldLines> = None;
+    for name in facts.preferences.named(&facts.model) {
+        let model = snapshot.catalogue.model(name);
+        let model = model.ok_or_else(|| refused(format!("there is no model `{name}`")))?;
+        let id = snapshot.upstreams.model(&model.name, dialect);
+        ids.push(id.ok_or_else(|| refused(format!("no route of `{name}` speaks that dialect")))?);
+        let bound = hold::bound(&facts, &model.limits, asked.default_output_tokens);
+        let cards = model.price.reachable(bound.input, facts.tier);
+        let lines = HoldLines::new(&bound, cards).map_err(|error| refused(error.to_string()))?;
+        let amount = |lines: &Option<HoldLines>| lines.as_ref().map(|lines| lines.amount);
+        if amount(&lines) > amount(&dearest) {
+            dearest = lines;
+        }
+    }
     let input = &facts.input;
-    let prompt = meter::own_input(input.text_bytes, input.messages, input.inline_images);
-    Ok(snapshot.upstreams.explain(&model.name, dialect, form, prompt, lines).to_string())
+    let ask = Ask {
+        models: &ids,
+        form: if facts.stream { Form::Stream } else { Form::Whole },
+        prompt_tokens: meter::own_input(input.text_bytes, input.messages, input.inline_images),
+        preferences: &facts.preferences,
+    };
+    Ok(snapshot.upstreams.explain(&ask, dearest).to_string())
 }

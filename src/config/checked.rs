@@ -76,11 +76,19 @@ pub struct Drain {
 #[derive(Debug)]
 pub struct Catalogue {
     pub models: HashMap<String, Arc<Model>>,
+    /// Further names, each with the name of its model.
+    pub aliases: BTreeMap<String, String>,
     /// By [`EndpointId`].
     pub endpoints: Vec<Endpoint>,
 }
 
 impl Catalogue {
+    /// The model of that name or alias.
+    #[must_use]
+    pub fn model(&self, name: &str) -> Option<&Arc<Model>> {
+        self.models.get(name).or_else(|| self.models.get(self.aliases.get(name)?))
+    }
+
     /// Whether a route of the model speaks the dialect.
     #[must_use]
     pub fn speaks(&self, model: &Model, dialect: Dialect) -> bool {
@@ -121,6 +129,8 @@ pub struct Endpoint {
     pub weight: u32,
     /// What it costs us.
     pub cost: Option<PriceCard>,
+    /// The parameters that it understands; `None`: all.
+    pub parameters: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -181,7 +191,7 @@ pub struct Key {
 /// # Errors
 /// All faults at once.
 pub fn check(file: raw::File) -> Result<Config, Faults> {
-    let raw::File { listen, store, bounds, routing, drain, providers, models, bootstrap } = file;
+    let raw::File { listen, store, bounds, routing, drain, providers, models, aliases, bootstrap } = file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
     let data = PathBuf::from(store.embedded.path);
@@ -199,7 +209,8 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         check.fault("drain", "times must be at most 7 days");
     }
     let providers = check.providers(providers.0, timers);
-    let catalogue = check.catalogue(models.0, &providers);
+    let mut catalogue = check.catalogue(models.0, &providers);
+    catalogue.aliases = check.aliases(&aliases.0, &catalogue);
     let accounts = check.accounts(bootstrap, &catalogue);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
@@ -431,7 +442,7 @@ impl Check {
         if raw.is_empty() {
             self.fault("models", "name at least one model");
         }
-        let mut catalogue = Catalogue { models: HashMap::new(), endpoints: vec![] };
+        let mut catalogue = Catalogue { models: HashMap::new(), aliases: BTreeMap::new(), endpoints: vec![] };
         for (name, raw) in raw {
             let path = join("models", &name);
             self.name(&path, &name);
@@ -464,6 +475,7 @@ impl Check {
                     manners,
                     weight: raw.weight.unwrap_or(100),
                     cost,
+                    parameters: raw.parameters,
                 });
             }
             let tokenizer = raw.tokenizer.map(|name| match name {
@@ -485,6 +497,37 @@ impl Check {
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
+    }
+
+    /// Every alias with the model at the end of its chain.
+    fn aliases(&mut self, raw: &BTreeMap<String, String>, catalogue: &Catalogue) -> BTreeMap<String, String> {
+        let mut aliases = BTreeMap::new();
+        for (name, target) in raw {
+            let path = join("aliases", name);
+            self.name(&path, name);
+            if catalogue.models.contains_key(name) {
+                self.fault(path, "is the name of a model already; an alias needs a name of its own");
+                continue;
+            }
+            let mut chain = vec![name.as_str()];
+            let mut end = target.as_str();
+            while let Some(next) = raw.get(end).filter(|_| !chain.contains(&end)) {
+                chain.push(end);
+                end = next;
+            }
+            if chain.contains(&end) {
+                chain.push(end);
+                self.fault(
+                    path,
+                    format!("goes in a cycle: {}; let one of them name a model", chain.join(" → ")),
+                );
+            } else if catalogue.models.contains_key(end) {
+                aliases.insert(name.clone(), end.to_owned());
+            } else {
+                self.fault(path, format!("there is no model or alias `{end}`"));
+            }
+        }
+        aliases
     }
 
     fn name(&mut self, path: &str, name: &str) {
@@ -660,7 +703,7 @@ impl Check {
     }
 
     fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
-        if !catalogue.models.contains_key(model) {
+        if catalogue.model(model).is_none() {
             self.fault(path, format!("there is no model `{model}`"));
         }
     }
@@ -800,6 +843,24 @@ bootstrap:
             [Dialect::OpenAi, Dialect::Anthropic].map(|d| catalogue.speaks(&catalogue.models["m"], d))
         };
         assert_eq!((speaks(&mixed), speaks(GOOD)), ([true, true], [true, false]));
+    }
+
+    #[test]
+    fn an_alias_stands_for_the_model_at_the_end_of_its_chain() {
+        let with = |aliases: &str| format!("{GOOD}aliases: {{ {aliases} }}\n");
+        let config = parse(&with("new: old, old: m"), vars).unwrap_or_else(|e| panic!("{e}"));
+        let name = |alias: &str| config.catalogue.model(alias).map(|model| model.name.clone());
+        assert_eq!((name("new"), name("old"), name("none")), (Some("m".into()), Some("m".into()), None));
+        for (aliases, word) in [
+            ("a: b, b: a", "cycle"),
+            ("a: a", "cycle"),
+            ("a: b, b: c, c: b", "cycle"),
+            ("a: nobody", "nobody"),
+            ("m: m", "already"),
+        ] {
+            let faults = parse(&with(aliases), vars).expect_err(aliases).to_string();
+            assert!(faults.contains(word) && faults.contains("aliases."), "{aliases}: {faults}");
+        }
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub struct File {
     pub providers: Named<Provider>,
     /// What callers can ask for.
     pub models: Named<Model>,
+    /// Further names of models: each stands for a model or for another alias.
+    #[deserr(default)]
+    pub aliases: Named<String>,
     /// Accounts and keys to make when they are not there yet.
     #[deserr(default)]
     pub bootstrap: Option<Bootstrap>,
@@ -345,6 +348,9 @@ pub struct Route {
     /// What it costs us there; booked beside what the caller pays.
     #[deserr(default)]
     pub cost: Option<Price>,
+    /// The parameters that it understands, for callers who send `require_parameters`. Default: all.
+    #[deserr(default)]
+    pub parameters: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserr)]

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use filters::dialect::Dialect;
 use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
-use filters::preferences::Preferences;
 use filters::upstream::board::{
     Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
 };
-use filters::upstream::watchdog::{Form, Timing};
+use filters::upstream::watchdog::Timing;
 
 use crate::config::checked::{Catalogue, Routing};
 use crate::{clock, entropy};
@@ -68,12 +67,17 @@ impl Upstreams {
                 first_byte: endpoint.provider.timers.first_byte,
                 first_event: endpoint.provider.timers.first_event,
                 price: None,
-                parameters: None,
+                parameters: endpoint.parameters.clone(),
             });
         }
         let mut models = vec![];
         let mut ids: HashMap<String, HashMap<Dialect, ModelId>> = HashMap::new();
         for model in catalogue.models.values() {
+            for id in &model.routes {
+                if let Some(spec) = endpoints.get_mut(id.0) {
+                    spec.price = Some(model.price.standard);
+                }
+            }
             for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
                 let speaks = |id: &EndpointId| {
                     catalogue.endpoints.get(id.0).is_some_and(|e| e.provider.dialect == dialect)
@@ -92,12 +96,10 @@ impl Upstreams {
         Arc::new(Self { board: Mutex::new(board), models: ids, names })
     }
 
-    /// Whom to ask for a model. `prompt_tokens` is an estimate.
+    /// Whom to ask.
     #[must_use]
-    pub fn candidates(&self, model: &str, dialect: Dialect, form: Form, prompt_tokens: u64) -> Found {
-        let preferences = Preferences::default();
-        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
-        entropy::with_rng(|rng| self.lock().candidates(clock::now(), &ask, rng))
+    pub fn candidates(&self, ask: &Ask<'_>) -> Found {
+        entropy::with_rng(|rng| self.lock().candidates(clock::now(), ask, rng))
     }
 
     /// Before an attempt. `last`: nobody is left behind it.
@@ -113,17 +115,8 @@ impl Upstreams {
 
     /// What would happen to a request, in words.
     #[must_use]
-    pub fn explain(
-        &self,
-        model: &str,
-        dialect: Dialect,
-        form: Form,
-        prompt_tokens: u64,
-        hold: Option<HoldLines>,
-    ) -> Explanation {
-        let preferences = Preferences::default();
-        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
-        explain(&mut self.lock(), clock::now(), &ask, hold)
+    pub fn explain(&self, ask: &Ask<'_>, hold: Option<HoldLines>) -> Explanation {
+        explain(&mut self.lock(), clock::now(), ask, hold)
     }
 
     /// A call is over, however it ended.
@@ -142,9 +135,10 @@ impl Upstreams {
         named.collect()
     }
 
-    fn ids(&self, model: &str, dialect: Dialect) -> &[ModelId] {
-        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
-        id.map(std::slice::from_ref).unwrap_or_default()
+    /// A model as the board knows it; `None` where none of its routes speaks the dialect.
+    #[must_use]
+    pub fn model(&self, name: &str, dialect: Dialect) -> Option<ModelId> {
+        self.models.get(name)?.get(&dialect).copied()
     }
 
     fn lock(&self) -> MutexGuard<'_, Board> {

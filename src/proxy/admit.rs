@@ -10,22 +10,20 @@ use bytes::Bytes;
 use filters::attempt::Planner;
 use filters::dialect::Dialect;
 use filters::facts::Facts;
-use filters::hold::{self, Bound};
-use filters::ids::ModelId;
 use filters::limit::{Kind, Over};
 use filters::meter;
 use filters::money::{Amount, CostError};
-use filters::upstream::board::{Found, Plan, Route};
+use filters::preferences::Dropped;
+use filters::upstream::board::{Ask, Found, Plan, Route};
 use filters::upstream::deadline::Deadline;
 use filters::upstream::watchdog::Form;
 use filters::verdict::{Reason, Rejection};
 
 use super::bodies::Reserved;
+use super::choices::Choices;
 use super::ctx::{Call, Ctx};
 use super::gate::{Gate, Source};
 use super::gateway::Gateway;
-use super::surface;
-use crate::config::checked::{Model, Tokenizer};
 use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
 use crate::store::{Admit, Deny, Ticket};
@@ -33,8 +31,6 @@ use crate::{clock, entropy};
 
 /// When a caller should come back after we were full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The largest body whose tokens are counted, in bytes: about a tenth of a second of one core.
-const COUNT_BYTES_MAX: usize = 1 << 20;
 /// A larger body is read off the threads that serve; this one takes about a millisecond.
 const READ_AT_ONCE_BYTES: usize = 256 << 10;
 
@@ -54,10 +50,10 @@ impl Gateway {
         body: Body,
     ) -> Result<Call, Rejection> {
         let facts = read(ctx.dialect, &body.bytes).await?;
-        let model = find_model(&snapshot, &principal, ctx.dialect, &facts.model)?;
-        let wish = Wish { ctx, principal: &principal, model: &model, facts: &facts };
-        let plan = wish.candidates(&snapshot)?;
-        let (ticket, bound) = match self.hold(&wish, &body.bytes).await {
+        let named = Choices::named(&snapshot, &principal, ctx.dialect, &facts)?;
+        let wish = Wish { ctx, principal: &principal, facts: &facts };
+        let plan = wish.plan(&snapshot, &named)?;
+        let (ticket, choices) = match self.hold(&wish, named.within(&plan), &body.bytes).await {
             Ok(held) => held,
             Err(rejection) => {
                 snapshot.upstreams.finish(plan.pass);
@@ -73,11 +69,9 @@ impl Gateway {
         Ok(Call {
             own_input: wish.own_input(),
             snapshot,
-            model,
+            choices,
             facts,
-            bound,
             planner,
-            routed: plan.order.first().map_or(ModelId(0), |route| route.model),
             pass: Some(plan.pass),
             unseen: None,
             tried: vec![],
@@ -88,47 +82,48 @@ impl Gateway {
         })
     }
 
-    async fn hold(&self, wish: &Wish<'_>, body: &Bytes) -> Result<(Ticket, Bound), Rejection> {
-        let bound = hold::bound(wish.facts, &wish.model.limits, wish.principal.default_output_tokens);
-        let needed = wish.amount(&bound).map_err(too_dear)?;
-        let denied = match self.place(wish, &bound, needed).await {
-            Ok(ticket) => return Ok((ticket, bound)),
+    async fn hold(
+        &self,
+        wish: &Wish<'_>,
+        choices: Choices,
+        body: &Bytes,
+    ) -> Result<(Ticket, Choices), Rejection> {
+        let needed = choices.amount(wish.facts).map_err(too_dear)?;
+        let denied = match self.place(wish, &choices, needed).await {
+            Ok(ticket) => return Ok((ticket, choices)),
             Err(deny) => deny,
         };
         let Deny::Funds { available } = denied else { return Err(self.denied(wish, denied, needed)) };
-        let bound = count(wish, &bound, body).await;
-        let counted = wish.amount(&bound).map_err(too_dear)?;
+        let choices = choices.counted(wish.facts, body).await;
+        let counted = choices.amount(wish.facts).map_err(too_dear)?;
         if counted < needed
-            && let Ok(ticket) = self.place(wish, &bound, counted).await
+            && let Ok(ticket) = self.place(wish, &choices, counted).await
         {
-            return Ok((ticket, bound));
+            return Ok((ticket, choices));
         }
         // Never more than half of what is there: one call must not take all of it.
         let half = Amount::from_nano(available.nano() / 2);
-        let clamped = wish
-            .principal
-            .clamp_min
-            .and_then(|least| hold::clamped(&bound, wish.facts, &wish.model.price, half, least));
-        if let Some(bound) = clamped {
-            let amount = wish.amount(&bound).map_err(too_dear)?;
-            let placed = self.place(wish, &bound, amount).await;
-            return placed.map(|ticket| (ticket, bound)).map_err(|deny| self.denied(wish, deny, amount));
+        let least = wish.principal.clamp_min;
+        if let Some(choices) = least.and_then(|least| choices.clamped(wish.facts, half, least)) {
+            let amount = choices.amount(wish.facts).map_err(too_dear)?;
+            let placed = self.place(wish, &choices, amount).await;
+            return placed.map(|ticket| (ticket, choices)).map_err(|deny| self.denied(wish, deny, amount));
         }
         Err(self.denied(wish, Deny::Funds { available }, counted))
     }
 
     /// Every try is a hold of its own: an id never comes twice.
-    async fn place(&self, wish: &Wish<'_>, bound: &Bound, amount: Amount) -> Result<Ticket, Deny> {
+    async fn place(&self, wish: &Wish<'_>, choices: &Choices, amount: Amount) -> Result<Ticket, Deny> {
         let admit = Admit {
             hold: entropy::hold_id(),
             account: wish.principal.account,
             amount,
             request: wish.ctx.request_id.clone(),
-            model: wish.model.name.clone(),
+            models: choices.names(),
             key: wish.principal.digest,
-            price_version: wish.model.price.version,
+            price_version: choices.first().map_or(0, |choice| choice.model.price.version),
             // The bound in bytes would use up a minute's tokens with prompts that are a quarter of it.
-            tokens: wish.own_input().saturating_add(bound.output),
+            tokens: wish.own_input().saturating_add(choices.output_max()),
             scopes: Arc::clone(&wish.principal.scopes),
         };
         self.holds.admit(admit).await
@@ -171,20 +166,19 @@ async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
 struct Wish<'a> {
     ctx: &'a Ctx,
     principal: &'a Principal,
-    model: &'a Arc<Model>,
     facts: &'a Facts,
 }
 
 impl Wish<'_> {
-    fn amount(&self, bound: &Bound) -> Result<Amount, CostError> {
-        hold::amount(bound, self.model.price.reachable(bound.input, self.facts.tier))
-    }
-
     /// Room 3: whom to ask, or why nobody can be asked.
-    fn candidates(&self, snapshot: &Snapshot) -> Result<Plan, Rejection> {
-        let form = if self.facts.stream { Form::Stream } else { Form::Whole };
-        let upstreams = &snapshot.upstreams;
-        match upstreams.candidates(&self.model.name, self.ctx.dialect, form, self.own_input()) {
+    fn plan(&self, snapshot: &Snapshot, named: &Choices) -> Result<Plan, Rejection> {
+        let ask = Ask {
+            models: &named.ids(),
+            form: if self.facts.stream { Form::Stream } else { Form::Whole },
+            prompt_tokens: self.own_input(),
+            preferences: &self.facts.preferences,
+        };
+        match snapshot.upstreams.candidates(&ask) {
             Found::Plan(plan) => Ok(plan),
             Found::AllRefused { soonest, rate_limited } => {
                 let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);
@@ -195,9 +189,7 @@ impl Wish<'_> {
                 };
                 Err(Rejection::new(reason, message).retry_after(wait))
             }
-            Found::NoneFits(_) => {
-                Err(Rejection::new(Reason::NoUpstream, "No upstream of this model fits the request."))
-            }
+            Found::NoneFits(dropped) => Err(none_fits(&dropped)),
         }
     }
 
@@ -207,30 +199,13 @@ impl Wish<'_> {
     }
 }
 
-/// The bound with its tokens counted, where the model says how and the body is not too large.
-async fn count(wish: &Wish<'_>, bound: &Bound, body: &Bytes) -> Bound {
-    let Some(tokenizer) = wish.model.tokenizer else { return *bound };
-    if wish.facts.input.beyond_body || body.len() > COUNT_BYTES_MAX {
-        return *bound;
-    }
-    let body = body.clone();
-    let counting = tokio::task::spawn_blocking(move || {
-        let text = std::str::from_utf8(&body).unwrap_or_default();
-        match tokenizer {
-            Tokenizer::O200k => bpe_openai::o200k_base().count(text),
-            Tokenizer::Cl100k => bpe_openai::cl100k_base().count(text),
-        }
-    });
-    match counting.await {
-        Ok(tokens) => {
-            let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
-            hold::counted(bound, tokens, wish.facts, &wish.model.limits)
-        }
-        Err(error) => {
-            tracing::error!(%error, "tokens could not be counted");
-            *bound
-        }
-    }
+/// The caller's own preferences leave nobody: asking again would not help.
+fn none_fits(dropped: &[(Route, Dropped)]) -> Rejection {
+    let mut words: Vec<String> = dropped.iter().map(|(_, why)| format!("`{}`", why.word())).collect();
+    words.sort_unstable();
+    words.dedup();
+    let message = format!("No route of this model fits the request's preferences: {}.", words.join(", "));
+    Rejection::new(Reason::InvalidValue, message).param("provider")
 }
 
 fn short_of(needed: Amount, available: Amount, dialect: Dialect) -> Rejection {
@@ -256,28 +231,4 @@ fn limited(scope: &str, over: Over) -> Rejection {
 fn too_dear(_: CostError) -> Rejection {
     let message = "The call could cost more than can be held. Ask for fewer output tokens.";
     Rejection::new(Reason::InvalidValue, message)
-}
-
-/// The model of that name, if this key may use it and somebody serves it in this dialect.
-pub(super) fn find_model(
-    snapshot: &Snapshot,
-    principal: &Principal,
-    dialect: Dialect,
-    name: &str,
-) -> Result<Arc<Model>, Rejection> {
-    let missing = |message| Rejection::new(Reason::ModelNotFound, message).param("model");
-    let model = snapshot.catalogue.models.get(name).ok_or_else(|| {
-        missing("There is no such model. `GET /v1/models` lists those that there are.".to_owned())
-    })?;
-    if !principal.may_use(name) {
-        let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
-        return Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"));
-    }
-    if !snapshot.catalogue.speaks(model, dialect) {
-        let here = surface::path_of(dialect);
-        let message =
-            format!("That model is not served at `POST {here}`: none of its upstreams speaks that dialect.");
-        return Err(missing(message));
-    }
-    Ok(Arc::clone(model))
 }

@@ -10,15 +10,15 @@ use filters::attempt::Planner;
 use filters::dialect::Dialect;
 use filters::exhausted::Tried;
 use filters::facts::Facts;
-use filters::hold::Bound;
-use filters::ids::{EndpointId, ModelId};
+use filters::ids::EndpointId;
 use filters::money::Amount;
 use filters::upstream::board::Pass;
 use pingora::{Error, ErrorType};
 
+use super::choices::{Choice, Choices};
 use super::gate::Gate;
 use super::keyed::First;
-use crate::config::checked::{Endpoint, Model};
+use crate::config::checked::Endpoint;
 use crate::drain::InFlight;
 use crate::pool::endpoint::Addresses;
 use crate::pool::upstreams::Leg;
@@ -55,13 +55,10 @@ pub(super) enum Stage {
 /// An admitted call.
 pub(super) struct Call {
     pub(super) snapshot: Arc<Snapshot>,
-    pub(super) model: Arc<Model>,
+    pub(super) choices: Choices,
     pub(super) facts: Facts,
-    pub(super) bound: Bound,
     pub(super) own_input: u64,
     pub(super) planner: Planner,
-    /// The model as the board knows it.
-    pub(super) routed: ModelId,
     /// Given back when the call is over.
     pub(super) pass: Option<Pass>,
     /// The attempt that is sent again, since nobody saw it.
@@ -117,6 +114,17 @@ impl Ctx {
 }
 
 impl Call {
+    /// The model that an endpoint serves this call as.
+    pub(super) fn choice(&self, id: EndpointId) -> pingora::Result<&Choice> {
+        self.choices.of(id).ok_or_else(unknown)
+    }
+
+    /// The model of the attempt that is under way or was last; before one, the asked one.
+    pub(super) fn model_name(&self) -> &str {
+        let current = self.current.and_then(|current| self.choices.of(current.endpoint));
+        current.or_else(|| self.choices.first()).map_or("", |choice| choice.model.name.as_str())
+    }
+
     pub(super) fn endpoint(&self, id: EndpointId) -> pingora::Result<&Endpoint> {
         self.snapshot.catalogue.endpoints.get(id.0).ok_or_else(unknown)
     }

@@ -81,7 +81,7 @@ impl Gateway {
         tracing::info!(
             target: "decision",
             request_id = ctx.request_id,
-            model = call.model.name,
+            model = call.model_name(),
             candidate = endpoint.name,
             region = endpoint.provider.region,
             attempt = call.planner.made(),
@@ -99,14 +99,14 @@ impl Gateway {
         self.metrics.charged_nano.inc_by(whole(settlement.charged()));
         self.metrics.shortfall_nano.inc_by(whole(settlement.shortfall));
         if settlement.shortfall.is_positive() {
-            tracing::error!(shortfall = %settlement.shortfall, model = call.model.name, "a call cost more than its hold and the balance");
+            tracing::error!(shortfall = %settlement.shortfall, model = call.model_name(), "a call cost more than its hold and the balance");
         }
         if used.estimated {
             self.metrics.estimated.inc();
         }
         let tokens = &self.metrics.tokens;
-        tokens.with_label_values(&[call.model.name.as_str(), "input"]).inc_by(used.usage.prompt());
-        tokens.with_label_values(&[call.model.name.as_str(), "output"]).inc_by(used.usage.output);
+        tokens.with_label_values(&[call.model_name(), "input"]).inc_by(used.usage.prompt());
+        tokens.with_label_values(&[call.model_name(), "output"]).inc_by(used.usage.output);
     }
 }
 
@@ -135,7 +135,7 @@ fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, t
         request_id = ctx.request_id,
         surface = ctx.surface,
         account = ctx.principal.as_ref().map_or("", |p| p.account_name.as_str()),
-        model = call.map_or("", |c| c.model.name.as_str()),
+        model = call.map_or("", Call::model_name),
         upstream = upstream.unwrap_or(""),
         attempts = call.map_or(0, |c| c.planner.made()),
         stream = call.is_some_and(|c| c.facts.stream),

@@ -386,6 +386,11 @@ impl Gate {
 }
 
 impl Bill {
+    /// Who is charged for, by its name and the version of its prices.
+    fn served(&self) -> Option<(String, u32)> {
+        Some((self.model.name.clone(), self.model.price.version))
+    }
+
     /// What the caller pays for it: by the tier that served, where the answer names it.
     fn cost(&self, usage: &Usage, served: Option<Tier>) -> Result<Amount, CostError> {
         cost(self.model.price.card(usage.prompt(), served.unwrap_or(self.tier)), usage)
@@ -408,7 +413,8 @@ impl State {
             // Everything failed before an answer came: nothing is charged. A caller who left while a
             // provider was at work is forgiven up to an allowance.
             let left = self.caller_left.and_then(|_| self.left_early());
-            return Charge { attempts: self.attempts, left, ..Charge::default() };
+            let served = self.attempt.as_ref().filter(|_| left.is_some()).and_then(|a| a.bill.served());
+            return Charge { attempts: self.attempts, left, served, ..Charge::default() };
         };
         let bill = &attempt.bill;
         let used = attempt.answer.used(bill.own_input, &bill.ceiling);
@@ -423,6 +429,7 @@ impl State {
             used,
             provider_cost,
             endpoint: bill.endpoint.clone(),
+            served: bill.served(),
             attempts: bill.attempts,
             left: None,
         }

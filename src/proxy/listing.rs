@@ -15,9 +15,13 @@ const CREATED_AT: &str = "1970-01-01T00:00:00Z";
 /// All of them.
 pub(super) fn all(snapshot: &Snapshot, principal: &Principal, dialect: Dialect) -> Value {
     let catalogue = &snapshot.catalogue;
-    let served = catalogue.models.values().filter(|model| catalogue.speaks(model, dialect));
-    let mut names: Vec<&str> =
-        served.map(|model| model.name.as_str()).filter(|name| principal.may_use(name)).collect();
+    let aliases = catalogue.aliases.iter().map(|(alias, model)| (alias.as_str(), model.as_str()));
+    let all = catalogue.models.keys().map(|name| (name.as_str(), name.as_str())).chain(aliases);
+    let served = all.filter(|(_, model)| {
+        catalogue.models.get(*model).is_some_and(|model| catalogue.speaks(model, dialect))
+    });
+    let usable = served.filter(|(name, model)| principal.may_use(name) || principal.may_use(model));
+    let mut names: Vec<&str> = usable.map(|(name, _)| name).collect();
     names.sort_unstable();
     let data: Vec<_> = names.iter().map(|name| one(dialect, name)).collect();
     match dialect {

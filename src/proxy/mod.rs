@@ -7,6 +7,7 @@
 
 mod admit;
 mod bodies;
+mod choices;
 mod ctx;
 mod finish;
 mod gate;

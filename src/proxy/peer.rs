@@ -16,6 +16,7 @@ use pingora::upstreams::peer::{ALPN, HttpPeer};
 use pingora::{Error, ErrorType};
 use pingora_proxy::Session;
 
+use super::choices::Choice;
 use super::ctx::{Call, Ctx, Current};
 use super::gate::{Attempt, Bill, Limits, failure_of, is_stale};
 use super::gateway::Gateway;
@@ -146,7 +147,7 @@ impl Gateway {
         tracing::info!(
             target: "decision",
             request_id,
-            model = call.model.name,
+            model = call.choice(current.endpoint)?.model.name,
             candidate = endpoint.name,
             region = endpoint.provider.region,
             attempt = call.planner.made(),
@@ -195,7 +196,8 @@ fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
     if let Some(leg) = call.unseen.take() {
         return Asked::Go(leg);
     }
-    let route = Route { model: call.routed, endpoint };
+    let Some(model) = call.choices.of(endpoint).map(|choice| choice.id) else { return Asked::Refused(None) };
+    let route = Route { model, endpoint };
     match &mut call.pass {
         Some(pass) => call.snapshot.upstreams.begin(pass, route, last),
         None => Asked::Refused(None),
@@ -213,22 +215,23 @@ fn attempt(
     let endpoint = call.endpoint(id)?;
     let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
+    let Choice { model, bound, .. } = call.choice(id)?;
     let bill = Bill {
-        model: Arc::clone(&call.model),
+        model: Arc::clone(model),
         tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
-        ceiling: Ceiling { context: call.model.limits.context, output: call.bound.output },
+        ceiling: Ceiling { context: model.limits.context, output: bound.output },
         abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
-    let edits = dialect.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
+    let edits = dialect.edits(&call.gate.source(), &call.facts, bound, &endpoint.manners);
     let shape = Shape {
         choices: call.facts.choices,
         stream: call.facts.stream,
         wants_usage: call.facts.wants_usage,
-        public_model: call.model.name.clone(),
+        public_model: model.name.clone(),
         request_id: request_id.to_owned(),
     };
     Ok(Attempt {
@@ -246,7 +249,7 @@ fn attempt(
         leg: Some(leg),
         request_id: request_id.to_owned(),
         stream: call.facts.stream,
-        clamped: call.bound.lowered,
+        clamped: bound.lowered,
     })
 }
 

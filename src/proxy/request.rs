@@ -10,8 +10,8 @@ use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRAN
 use pingora_proxy::Session;
 
 use super::admit::Body;
-use super::admit::find_model;
 use super::bodies::Reserved;
+use super::choices::find_model;
 use super::ctx::{Call, Ctx};
 use super::gateway::Gateway;
 use super::keyed::Repeat;
@@ -63,7 +63,7 @@ impl Gateway {
         let value = match surface {
             Surface::Models => listing::all(&snapshot, &principal, ctx.dialect),
             Surface::Model(id) => {
-                let model = find_model(&snapshot, &principal, ctx.dialect, &id)?;
+                let model = find_model(&snapshot, &principal, ctx.dialect, &id, "model")?;
                 listing::one(ctx.dialect, &model.name)
             }
             Surface::Credits => self.credits(&principal).await?,

@@ -116,7 +116,7 @@ impl Holds for Embedded {
             amount: admit.amount.nano(),
             at_ms: clock::unix_ms(),
             request: admit.request,
-            model: admit.model,
+            model: admit.models.into_iter().next().unwrap_or_default(),
             key: admit.key.0,
             price_version: admit.price_version,
         };
@@ -187,7 +187,7 @@ impl Inner {
         let reserve = Reserve {
             hold: admit.hold,
             key: admit.key,
-            model: &admit.model,
+            models: &admit.models,
             scopes: &admit.scopes,
             want: Want { tokens: admit.tokens, amount: admit.amount },
         };
@@ -204,11 +204,13 @@ impl Inner {
     fn close(&self, hold: &OpenHold, charge: &Charge) -> Settled {
         let now = self.now();
         let usage = &charge.used.usage;
+        let asked = || (hold.hold.model.clone(), hold.hold.price_version);
+        let (model, price_version) = charge.served.clone().unwrap_or_else(asked);
         let end = EndHold {
             hold: hold.id(),
             held: hold.amount(),
             key: KeyDigest(hold.hold.key),
-            model: &hold.hold.model,
+            model: &model,
             cost: charge.cost,
             tokens: usage.prompt().saturating_add(usage.output),
             left: charge.left,
@@ -221,7 +223,7 @@ impl Inner {
             id: hold.hold.id,
             account: hold.hold.account,
             request: hold.hold.request.clone(),
-            model: hold.hold.model.clone(),
+            model,
             endpoint: charge.endpoint.clone(),
             attempts: charge.attempts,
             parts: Settled::parts_of(&settlement),
@@ -229,7 +231,7 @@ impl Inner {
             abandoned: abandoned.nano(),
             key: hold.hold.key,
             held_ms: hold.hold.at_ms,
-            price_version: hold.hold.price_version,
+            price_version,
             tokens: Settled::tokens_of(&charge.used.usage),
             estimated: charge.used.estimated,
             anomaly: charge.used.anomaly,

@@ -49,8 +49,10 @@ pub struct Admit {
     pub account: AccountId,
     pub amount: Amount,
     pub request: String,
-    pub model: String,
+    /// The models that may serve it, the asked one first; never empty.
+    pub models: Vec<String>,
     pub key: KeyDigest,
+    /// Of the asked model.
     pub price_version: u32,
     /// Tokens that the call may use, for limits per minute.
     pub tokens: u64,
@@ -66,6 +68,8 @@ pub struct Charge {
     pub provider_cost: Amount,
     /// The endpoint that answered; empty when none did.
     pub endpoint: String,
+    /// The model that it answered as, and the version of its prices; `None`: the asked one.
+    pub served: Option<(String, u32)>,
     pub attempts: u32,
     /// The caller left before the answer came.
     pub left: Option<LeftEarly>,

@@ -169,7 +169,7 @@ impl World {
         let reserve = Reserve {
             hold: HoldId(id),
             key: KeyDigest(key),
-            model: "m",
+            models: &["m".to_owned()],
             scopes: &self.scopes,
             want: Want { tokens: 1, amount: Amount::from_nano(amount) },
         };

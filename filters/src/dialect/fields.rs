@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::object::Object;
 use crate::json::{self, Malformed};
+use crate::preferences::{self, Stated};
 use crate::verdict::{Reason, Rejection};
 
 /// The largest output bound that is taken seriously; far above any model's.
@@ -62,6 +63,11 @@ impl<'a> Fields<'a> {
         let missing =
             || Rejection::new(Reason::MissingField, format!("`{key}` is missing{help}.")).param(key);
         self.value(key).ok_or_else(missing)
+    }
+
+    /// What the caller wants of the routing, and where it stands.
+    pub(super) fn preferences(&self) -> Result<Stated, Rejection> {
+        preferences::read(self.object.text(), self.object.members())
     }
 
     /// The model's name and where it stands.

@@ -118,10 +118,12 @@ impl Dialect {
     /// What to change in the body for one upstream.
     #[must_use]
     pub fn edits(self, body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
-        match self {
+        let mut edits = match self {
             Self::OpenAi => openai::request::edits(body, facts, bound, manners),
             Self::Anthropic => anthropic::request::edits(facts, bound, manners),
-        }
+        };
+        edits.extend(facts.spans.ours.iter().map(|span| Edit { span: span.clone(), with: vec![] }));
+        edits
     }
 
     /// What an event of a stream is.

@@ -31,6 +31,7 @@ pub struct Setup {
     key: String,
     account: String,
     model: String,
+    other_model: String,
     balance: String,
     dialect: &'static str,
     mixed: bool,
@@ -58,6 +59,7 @@ impl Setup {
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
             model: String::new(),
+            other_model: String::new(),
             balance: "1.00".to_owned(),
             dialect: "openai",
             mixed: false,
@@ -95,6 +97,12 @@ impl Setup {
     /// Settings of the model, as YAML flow; its price too, if it is to be another one.
     pub fn model(mut self, yaml: &str) -> Self {
         yaml.clone_into(&mut self.model);
+        self
+    }
+
+    /// A second model, `gpt-b`, at twice the price, which the last upstream alone serves, and that one alone.
+    pub fn other_model(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.other_model);
         self
     }
 
@@ -150,8 +158,19 @@ impl Setup {
             providers.push_str(&format!(
                 "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
             ));
+            if is_last && !self.other_model.is_empty() {
+                break;
+            }
             routes.push_str(&format!(
                 "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
+            ));
+        }
+        if !self.other_model.is_empty() {
+            routes.push_str(&format!(
+                "  gpt-b:\n    {}\n    price: {{ input: \"5\", output: \"20\" }}\n    limits: {{ context: 64000, output: 8192 }}\n    \
+                 routes: [ {{ provider: u{}, model: up-b }} ]\n",
+                self.other_model,
+                self.upstreams.len() - 1,
             ));
         }
         let Self { extra, balance, key, account, model, drain_max, routing, .. } = self;

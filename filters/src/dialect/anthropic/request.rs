@@ -45,6 +45,7 @@ const ACTED_ON: [&str; 10] = [
 pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     let request = Fields::read(body, &ACTED_ON)?;
     let (model, model_span) = request.model()?;
+    let stated = request.preferences()?;
     let stream = request.flag("stream")?;
     let output_limit = output_limit(&request)?;
     let thinks = request.value("thinking").is_some();
@@ -67,11 +68,13 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
         choices: 1,
         tier: Tier::Standard,
         input: Input { bytes, ..sizes.input },
+        preferences: stated.preferences,
         spans: Spans {
             model: model_span,
             stream_options: None,
             // A thinking budget has to stay below `max_tokens`: such a bound is left as it is.
             output_limits: if thinks { vec![] } else { request.spans(&["max_tokens"]) },
+            ours: stated.cuts,
         },
     })
 }

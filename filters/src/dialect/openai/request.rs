@@ -34,6 +34,7 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
     let request = Fields::read(body, &ACTED_ON)?;
     let (model, model_span) = request.model()?;
+    let stated = request.preferences()?;
     let stream_options = stream_options(&request)?;
     let wants_usage = stream_options.as_ref().is_some_and(|(_, wants)| *wants);
     let mut input = messages(&request)?;
@@ -47,10 +48,12 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
         choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
         tier: tier(&request)?,
         input,
+        preferences: stated.preferences,
         spans: Spans {
             model: model_span,
             stream_options: stream_options.map(|(span, _)| span),
             output_limits: request.spans(&["max_tokens", "max_completion_tokens"]),
+            ours: stated.cuts,
         },
     })
 }
@@ -194,6 +197,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dialect::Dialect;
     use crate::verdict::Reason;
 
     fn read_text(text: &str) -> Result<Facts, Rejection> {
@@ -232,6 +236,24 @@ mod tests {
         assert_eq!((facts.model.as_str(), facts.stream, facts.wants_usage), ("gpt-a", true, false));
         assert_eq!((facts.output_limit, facts.choices), (Some(7), 2));
         assert_eq!((facts.input.messages, facts.input.text_bytes), (1, 2));
+    }
+
+    #[test]
+    fn what_the_caller_wants_of_the_routing_never_goes_upstream() {
+        for text in [
+            r#"{"model":"gpt-a","models":["b"],"messages":[],"provider":{"order":["x"]}}"#,
+            r#"{"provider":{"order":["x"]},"models":["b"],"model":"gpt-a","messages":[]}"#,
+            r#"{"messages":[] , "model":"gpt-a" , "\u006dodels":["b"] , "provider":{"order":["x"]} }"#,
+        ] {
+            let facts = read_text(text).unwrap();
+            assert_eq!(facts.preferences.models, ["b"]);
+            let bound = Bound { input: 0, output: 0, write_output: Some(9), clamped: None, lowered: None };
+            let mut edits = Dialect::OpenAi.edits(text.as_bytes(), &facts, &bound, &manners());
+            let sent = json::apply(text.as_bytes(), &mut edits);
+            let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+            let expected = serde_json::json!({"model": "up-a", "messages": [], "max_completion_tokens": 9});
+            assert_eq!(sent, expected, "{text}");
+        }
     }
 
     #[test]
