@@ -23,6 +23,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use crate::dialect::{Dialect, Kind, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
+use crate::stream::coding::Decoder;
 use crate::stream::sse::{Event, Scanner};
 use crate::upstream::classify::{self, Rule};
 use crate::upstream::failure::{Failure, NotAnAnswer};
@@ -121,6 +122,7 @@ pub struct Answer {
     rules: Rules,
     classes: Arc<[Rule]>,
     phase: Phase,
+    decoder: Option<Decoder>,
     committed: bool,
     head_sent: bool,
     settled: bool,
@@ -166,6 +168,7 @@ impl Answer {
             rules,
             classes: Arc::default(),
             phase: Phase::AwaitHead,
+            decoder: None,
             committed: false,
             head_sent: false,
             settled: false,
@@ -237,16 +240,18 @@ impl Answer {
 
     /// The head has come.
     pub fn head(&mut self, status: u16, content_type: Option<&str>, content_encoding: Option<&str>) -> Step {
+        let decoder = Decoder::of(content_encoding);
+        let is_coded_unreadably = decoder.is_err();
+        self.decoder = decoder.unwrap_or_default();
         if !(200..300).contains(&status) {
             self.phase = Phase::Refused { status, body: BytesMut::new() };
             return Step::Hold;
         }
         let is =
             |kind: &str| content_type.is_some_and(|t| t.trim_start().to_ascii_lowercase().starts_with(kind));
-        let coded = content_encoding.is_some_and(|e| !e.eq_ignore_ascii_case("identity"));
         let wrong = is("text/html")
             || if self.shape.stream { is("application/json") } else { is("text/event-stream") };
-        if wrong || coded {
+        if wrong || is_coded_unreadably {
             return refuse(Failure::NotAnAnswer(NotAnAnswer::WrongType));
         }
         self.phase = if self.shape.stream {
@@ -259,6 +264,15 @@ impl Answer {
 
     /// Bytes of the body have come.
     pub fn body(&mut self, bytes: &Bytes) -> Step {
+        let Some(decoder) = &mut self.decoder else { return self.plain(bytes) };
+        match decoder.decode(bytes) {
+            Ok(plain) if plain.is_empty() => Step::Hold,
+            Ok(plain) => self.plain(&plain),
+            Err(_) => self.fail(Failure::NotAnAnswer(NotAnAnswer::Unreadable)),
+        }
+    }
+
+    fn plain(&mut self, bytes: &Bytes) -> Step {
         self.whole_bytes = self.whole_bytes.saturating_add(bytes.len());
         match &mut self.phase {
             Phase::AwaitHead => refuse(Failure::Ours),
@@ -826,7 +840,7 @@ mod tests {
         {
             assert!(matches!(answer(stream, false).head(200, Some(kind), None), Step::Failed(_)), "{kind}");
         }
-        assert!(matches!(answer(true, false).head(200, None, Some("gzip")), Step::Failed(_)));
+        assert!(matches!(answer(true, false).head(200, None, Some("br")), Step::Failed(_)));
     }
 
     #[test]
@@ -836,6 +850,26 @@ mod tests {
         refused.body(&r#"{"error":{"message":"bad","code":"c"}}"#.into());
         let Step::Failed(refusal) = refused.end() else { panic!("fails") };
         assert_eq!((refusal.failure, refusal.error.message.as_str()), (Failure::CallerFault(422), "bad"));
+    }
+
+    #[test]
+    fn what_comes_coded_unasked_is_read_as_if_it_were_plain() {
+        let coded = |text: &str| {
+            let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
+            std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+            Bytes::from(encoder.finish().unwrap())
+        };
+        let mut refused = answer(true, false);
+        refused.head(400, Some("application/json"), Some("gzip"));
+        refused.body(&coded(r#"{"error":{"message":"bad","code":"c"}}"#));
+        let Step::Failed(refusal) = refused.end() else { panic!("fails") };
+        assert_eq!(refusal.error.message, "bad");
+        let mut stream = answer(true, false);
+        stream.head(200, Some("text/event-stream"), Some("gzip"));
+        let Step::Forward(forward) = stream.body(&coded(&events(&[HELLO]))) else { panic!("goes out") };
+        assert_eq!(text(&forward.bytes), events(&[HELLO]));
+        let Step::Forward(last) = stream.body(&Bytes::from_static(b"no gzip at all")) else { panic!("ends") };
+        assert_eq!(last.end, End::Over, "what breaks after the commit ends with an error event");
     }
 
     #[test]
