@@ -192,6 +192,12 @@ impl Planner {
         self.committed = true;
     }
 
+    /// Who stands behind the order and was not tried: refused when the plan was made, or at the last moment.
+    #[must_use]
+    pub fn untried_fall_backs(&self) -> Vec<EndpointId> {
+        self.again.iter().filter(|again| again.failures == 0).map(|again| again.endpoint).collect()
+    }
+
     /// Attempts made so far.
     #[must_use]
     pub fn made(&self) -> u32 {

@@ -13,7 +13,7 @@ use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::upstream::board::{
     Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
 };
-use filters::upstream::watchdog::Timing;
+use filters::upstream::watchdog::{Limits, Timing};
 
 use crate::config::checked::{Catalogue, Routing};
 use crate::{clock, entropy};
@@ -165,6 +165,18 @@ impl Upstreams {
 }
 
 impl Leg {
+    /// What its watchdogs are, or would be if it were not the last candidate.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        self.ticket.limits()
+    }
+
+    /// Whether one of these, refused when the plan was made, may be asked by now.
+    #[must_use]
+    pub fn is_back(&self, refused: &[EndpointId]) -> bool {
+        self.upstreams.lock().is_back(clock::now(), refused)
+    }
+
     /// The first meaningful event is in hand.
     pub fn answered(&mut self, timing: Timing) {
         let endpoint = self.ticket.route().endpoint;

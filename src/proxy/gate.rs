@@ -25,6 +25,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use filters::answer::{Answer, End, Ended, Forward, Refusal, Step};
 use filters::exhausted::Tried;
+use filters::ids::EndpointId;
 use filters::json::{self, Edit};
 use filters::meter::{Ceiling, Used};
 use filters::money::{Amount, CostError, PriceCard, Settlement, Tier, cost};
@@ -32,7 +33,7 @@ use filters::purse::{LeftEarly, Standings};
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::rest::{self, UnixSeconds};
-use filters::upstream::watchdog::Timing;
+use filters::upstream::watchdog::{self, Timing};
 use filters::verdict::UpstreamError;
 use http::HeaderMap;
 use pingora::http::{RequestHeader, ResponseHeader};
@@ -69,6 +70,8 @@ const TAIL_PATIENCE: Duration = Duration::from_secs(1);
 const ERROR_BODY_PATIENCE: Duration = Duration::from_millis(500);
 /// A larger body needs its time to be sent; a smaller one is in the kernel at once.
 const SENT_AT_ONCE_BYTES: usize = 64 << 10;
+/// How often to look whether the last candidate is still the last.
+const ALONE_LOOK: Duration = Duration::from_secs(1);
 /// How often to look whether a large body has been sent.
 const SEND_LOOK: Duration = Duration::from_millis(5);
 
@@ -86,6 +89,8 @@ pub(super) struct Attempt {
     pub(super) bill: Bill,
     /// For the board; taken when the attempt ends.
     pub(super) leg: Option<Leg>,
+    /// It is the last candidate, for now.
+    pub(super) alone: Option<Alone>,
     pub(super) request_id: String,
     pub(super) stream: bool,
     /// The output bound of one choice, where it was lowered.
@@ -100,6 +105,17 @@ pub(super) struct Limits {
     pub(super) share_until: Instant,
     pub(super) idle: Duration,
     pub(super) stream_until: Instant,
+}
+
+/// The last candidate has no watchdog as long as it is the last: while others are refused by their breakers.
+/// When one of them is back, waiting for a silent one helps nobody.
+#[derive(Clone, Debug)]
+pub(super) struct Alone {
+    /// What its watchdogs would be.
+    pub(super) limits: watchdog::Limits,
+    pub(super) refused: Vec<EndpointId>,
+    /// When to look next whether one of them is back.
+    pub(super) look: Option<Instant>,
 }
 
 /// What the attempt will be charged by.
@@ -182,6 +198,8 @@ enum Due {
     Timer(Timer),
     /// Look again how much has been sent.
     Look,
+    /// Were there others to ask, this timer would have run out.
+    Alone(Timer),
     /// The end of the body does not come, or usage does not.
     Enough,
 }
@@ -385,6 +403,15 @@ impl Gate {
     }
 }
 
+impl Alone {
+    fn due(&self, sent: Instant, head_seen: bool) -> (Instant, Due) {
+        let event = (sent + self.limits.event, Timer::FirstEvent);
+        let head = (sent + self.limits.head, Timer::FirstByte);
+        let (at, timer) = if head_seen || event.0 <= head.0 { event } else { head };
+        (self.look.map_or(at, |look| look.max(at)), Due::Alone(timer))
+    }
+}
+
 impl Bill {
     /// Who is charged for, by its name and the version of its prices.
     fn served(&self) -> Option<(String, u32)> {
@@ -518,10 +545,19 @@ impl State {
                     dues.extend(head.map(|limit| (sent + limit, Due::Timer(Timer::FirstByte))));
                     let event = limits.first_event;
                     dues.extend(event.map(|limit| (sent + limit, Due::Timer(Timer::FirstEvent))));
+                    dues.extend(attempt.alone.as_ref().map(|alone| alone.due(sent, self.head_seen)));
                 }
             }
         }
         dues.into_iter().min_by_key(|(at, _)| *at)
+    }
+
+    /// Whether another candidate is back, so that this one is the last no more.
+    fn is_alone_no_more(&mut self) -> bool {
+        let Some(attempt) = &mut self.attempt else { return false };
+        let (Some(leg), Some(alone)) = (&attempt.leg, &mut attempt.alone) else { return false };
+        alone.look = Some(clock::now() + ALONE_LOOK);
+        leg.is_back(&alone.refused)
     }
 
     /// Looks how much of a large body the upstream has taken.
@@ -821,6 +857,13 @@ impl CustomSession for Guard {
                 }
                 what = wait => match what {
                     Due::Look => self.gate.lock().look(),
+                    Due::Alone(timer) => {
+                        let mut state = self.gate.lock();
+                        if state.is_alone_no_more() {
+                            state.time_out(timer);
+                            return Error::e_explain(TIMER, timer.word());
+                        }
+                    }
                     Due::Timer(timer) => {
                         self.gate.lock().time_out(timer);
                         return Error::e_explain(TIMER, timer.word());

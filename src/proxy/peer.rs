@@ -18,7 +18,7 @@ use pingora_proxy::Session;
 
 use super::choices::Choice;
 use super::ctx::{Call, Ctx, Current};
-use super::gate::{Attempt, Bill, Limits, failure_of, is_stale};
+use super::gate::{Alone, Attempt, Bill, Limits, failure_of, is_stale};
 use super::gateway::Gateway;
 use crate::pool::upstreams::{Asked, Leg};
 use crate::{clock, entropy};
@@ -246,11 +246,19 @@ fn attempt(
             stream_until: now + call.snapshot.routing.stream_max,
         },
         bill,
+        alone: alone(call, &leg),
         leg: Some(leg),
         request_id: request_id.to_owned(),
         stream: call.facts.stream,
         clamped: bound.lowered,
     })
+}
+
+/// The last candidate, where others are only refused for now.
+fn alone(call: &Call, leg: &Leg) -> Option<Alone> {
+    let has_watchdog = leg.first_byte.is_some() || leg.first_event.is_some();
+    let refused = call.planner.untried_fall_backs();
+    (!has_watchdog && !refused.is_empty()).then(|| Alone { limits: leg.limits(), refused, look: None })
 }
 
 fn peer(

@@ -114,3 +114,35 @@ async fn a_route_that_always_refuses_never_uses_up_the_others() {
     }
     assert_eq!((first.requests().len(), second.requests().len()), (180, 180));
 }
+
+#[tokio::test]
+async fn a_call_that_waits_for_the_only_route_goes_on_when_another_is_back() {
+    let first = upstream(script(r#"{"fault":{"kind":"status","code":503}}"#)).await;
+    let second = upstream(Script::default()).await;
+    let gateway = Setup::new(&[first.address(), second.address()]).start();
+    while gateway.endpoint_metric("tollgate_endpoint_refused", "u0/up-a").await < 1.0 {
+        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+        second.set_script(script(r#"{"fault":{"kind":"status","code":503}}"#));
+        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 502, "both fail");
+        second.set_script(Script::default());
+    }
+    second.set_script(script(r#"{"fault":{"kind":"hang_before_head"}}"#));
+    let asked = second.requests().len();
+    let lonely = Call::post(stream_request()).begin(gateway.http).await;
+    second.wait_for_requests(asked + 1).await;
+    first.set_script(Script::default());
+    while gateway.endpoint_metric("tollgate_endpoint_refused", "u0/up-a").await > 0.0 {
+        tokio::task::yield_now().await;
+    }
+    // Half-open: three probes that succeed close its breaker.
+    for _ in 0..3 {
+        assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
+    }
+    let answer = lonely.answer().await;
+    assert_eq!(
+        (answer.status, answer.header("x-tollgate-upstream")),
+        (200, Some("u0/up-a")),
+        "{}",
+        gateway.log()
+    );
+}

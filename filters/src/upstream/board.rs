@@ -263,6 +263,12 @@ impl Ticket {
         self.route
     }
 
+    /// What its watchdogs are, or would be if it were not the last candidate.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Whether it probes an endpoint that its breaker refuses to others.
     #[must_use]
     pub const fn is_probe(&self) -> bool {
@@ -517,6 +523,20 @@ impl Board {
         let state = self.endpoints.get_mut(ticket.route.endpoint.0)?;
         let change = state.breaker.probe_answered(now, ticket.permit, rng);
         self.changed(now, ticket.route.endpoint, change)
+    }
+
+    /// Whether one of these, refused when a plan was made, may be asked like any other by now. The attempt at
+    /// the only route that admitted then has no watchdog; from here on it is the last viable one no more.
+    #[must_use]
+    pub fn is_back(&self, now: Instant, refused: &[EndpointId]) -> bool {
+        refused.iter().any(|id| {
+            let spec = self.layout.endpoints.get(id.0);
+            let rests = spec.is_none_or(|spec| {
+                matches!(self.rests.standing(now, *id, spec.credential), Standing::Resting { .. })
+            });
+            let closed = |state: &EndpointState| state.breaker.admission(now) == Admission::Closed;
+            !rests && self.endpoints.get(id.0).is_some_and(closed)
+        })
     }
 
     /// An attempt has ended.
