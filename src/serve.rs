@@ -28,6 +28,8 @@ use crate::store::{Embedded, Holds};
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
+/// How often a node that reaches nobody tries again.
+const REACH_OUT: Duration = Duration::from_secs(1);
 /// By how many seconds Pingora's grace time is longer than the longest drain.
 const GRACE_MORE: u64 = 60;
 
@@ -165,6 +167,7 @@ impl BackgroundService for Keeper {
         tokio::select! {
             () = self.sweep() => {}
             () = self.look_up() => {}
+            () = self.reach_out() => {}
             () = self.announce() => {}
         }
     }
@@ -198,6 +201,18 @@ impl Keeper {
                     }
                     Err(_) => {}
                 }
+            }
+        }
+    }
+
+    /// While this node is cut off, tries whether it still is.
+    async fn reach_out(&self) {
+        let mut tick = tokio::time::interval(REACH_OUT);
+        loop {
+            tick.tick().await;
+            let snapshot = self.pool.load();
+            if snapshot.upstreams.is_cut_off() && snapshot.reach_somebody().await {
+                tracing::info!("upstreams can be reached from this node again");
             }
         }
     }

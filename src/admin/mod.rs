@@ -128,6 +128,9 @@ impl Admin {
         if !self.serving.load(Ordering::Acquire) {
             return Some("the public port is not open yet");
         }
+        if self.pool.load().upstreams.is_cut_off() {
+            return Some("no upstream can be reached from this node");
+        }
         self.holds.trouble()
     }
 

@@ -5,13 +5,18 @@ pub mod keys;
 pub mod upstreams;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use filters::ids::EndpointId;
 
 use crate::config::checked::{Catalogue, Endpoint, Routing};
 use endpoint::Addresses;
 use keys::KeyTable;
 use upstreams::Upstreams;
+
+/// How long a connection may take that only asks whether there is a network.
+const REACH: Duration = Duration::from_secs(1);
 
 /// One consistent view; a request keeps the one that it began with.
 pub struct Snapshot {
@@ -30,6 +35,20 @@ impl Snapshot {
         let addresses = catalogue.endpoints.iter().map(of).collect();
         let upstreams = Upstreams::new(&catalogue, &routing);
         Self { catalogue, routing, addresses, upstreams }
+    }
+
+    /// Tries to reach somebody, for a node that reaches nobody: while it is not ready no call comes that could
+    /// find out. Answers whether somebody was reached.
+    pub async fn reach_somebody(&self) -> bool {
+        for (at, addresses) in self.addresses.iter().enumerate() {
+            let Some(address) = addresses.next().await else { continue };
+            let connect = tokio::net::TcpStream::connect(address);
+            if let Ok(Ok(_)) = tokio::time::timeout(REACH, connect).await {
+                self.upstreams.reached(EndpointId(at));
+                return true;
+            }
+        }
+        false
     }
 }
 

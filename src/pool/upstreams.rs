@@ -141,6 +141,17 @@ impl Upstreams {
         self.models.get(name)?.get(&dialect).copied()
     }
 
+    /// Whether this node reaches none of its endpoints: its own network fails.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.lock().cut_off_since().is_some()
+    }
+
+    /// An endpoint was reached outside of any call.
+    pub fn reached(&self, endpoint: EndpointId) {
+        self.lock().reached(clock::now(), endpoint);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }

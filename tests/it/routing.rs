@@ -146,3 +146,21 @@ async fn a_call_that_waits_for_the_only_route_goes_on_when_another_is_back() {
         gateway.log()
     );
 }
+
+#[tokio::test]
+async fn a_node_that_reaches_nobody_is_not_ready_and_comes_back_by_itself() {
+    let (first, second) = (upstream(Script::default()).await, upstream(Script::default()).await);
+    let gateway = Setup::new(&[first.address(), second.address()]).start();
+    let reachable = first.address();
+    first.stop();
+    second.stop();
+    let ready = async || gateway.admin_page("/readyz").await.status;
+    assert_eq!(ready().await, 200);
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 502);
+    assert_eq!(ready().await, 503, "{}", gateway.admin_page("/readyz").await.text());
+    let listener = tokio::net::TcpListener::bind(reachable).await.unwrap();
+    let _back = tollgate::mock::Mock::start(listener, Script::default()).await.unwrap();
+    gateway.wait_for_log("can be reached from this node again");
+    assert_eq!(ready().await, 200);
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200, "nobody was blamed");
+}

@@ -567,6 +567,11 @@ impl Board {
         }
     }
 
+    /// An endpoint was reached, whatever it says: this node has a network.
+    pub fn reached(&mut self, now: Instant, endpoint: EndpointId) {
+        self.sign(now, endpoint, Sign::Life);
+    }
+
     /// Since when this node has been cut off from all its endpoints.
     #[must_use]
     pub const fn cut_off_since(&self) -> Option<Instant> {

@@ -10,7 +10,7 @@
 //! it is as much out of it. So does trouble with the credential itself (401, 402, quota used up), with an
 //! alarm, since only a human can mend that; 1 min doubling to 10, so that a mended one is found. An error
 //! that names a time rests the *endpoint*. A 429 without a time ("silent") rests 1 s, doubling to 30 s while
-//! they go on.
+//! they go on; one whose time was too short doubles likewise, from 100 ms to 1 s.
 //!
 //! When a rest is over, the first call that is let in is a **trial**: until it has succeeded the others keep
 //! the credential last. Otherwise a provider that throttles slowly and silently would get its whole
@@ -28,6 +28,8 @@ pub const REST_MAX: Duration = Duration::from_secs(600);
 const SILENT_MIN: Duration = Duration::from_secs(1);
 const SILENT_MAX: Duration = Duration::from_secs(30);
 const TROUBLE_MIN: Duration = Duration::from_secs(60);
+/// Where a shorter wait than this was named and turned out too short, it is doubled, to a second at most.
+const TOLD_MIN: Duration = Duration::from_millis(100);
 
 /// Seconds since 1970, by the edge's wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -233,8 +235,12 @@ impl Rests {
     pub fn rate_limited(&mut self, now: Instant, id: CredentialId, wait: Option<Duration>) -> Instant {
         self.rest(now, id, Cause::RateLimit, |times| {
             let silent = SILENT_MIN.saturating_mul(1 << times.min(5)).min(SILENT_MAX);
-            // "Now" is no time to come back at: it was now that it said 429.
-            wait.filter(|wait| !wait.is_zero()).unwrap_or(silent)
+            // "Now" is no time to come back at: it was now that it said 429. Nor is a moment that has been
+            // tried and was too soon.
+            let doublings = times.checked_sub(1).map(|doublings| doublings.min(4));
+            let too_soon =
+                doublings.map_or(Duration::ZERO, |n| TOLD_MIN.saturating_mul(1 << n).min(SILENT_MIN));
+            wait.filter(|wait| !wait.is_zero()).map_or(silent, |wait| wait.max(too_soon))
         })
     }
 
@@ -451,6 +457,19 @@ mod tests {
         }
         rests.served(now, A, KEY);
         assert_eq!(rests.rate_limited(now, KEY, None) - now, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_time_that_was_too_short_is_believed_once() {
+        let mut now = Instant::now();
+        let mut rests = Rests::default();
+        for millis in [5, 100, 200, 400, 800, 1_000, 1_000] {
+            let until = rests.rate_limited(now, KEY, Some(Duration::from_millis(5)));
+            assert_eq!(until - now, Duration::from_millis(millis));
+            now = until;
+        }
+        let until = rests.rate_limited(now, KEY, Some(Duration::from_secs(3)));
+        assert_eq!(until - now, Duration::from_secs(3), "a longer one counts as it is");
     }
 
     #[test]
