@@ -130,6 +130,12 @@ impl Planner {
         next
     }
 
+    /// What [`Self::next_attempt`] would answer, counting nothing.
+    #[must_use]
+    pub fn preview(&self, now: Instant) -> NextAttempt {
+        self.peek(now)
+    }
+
     /// Whether there would be a next attempt, now or after a wait.
     #[must_use]
     pub fn has_next(&self, now: Instant) -> bool {

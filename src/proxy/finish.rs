@@ -7,9 +7,9 @@ use filters::upstream::board::Outcome;
 use pingora_proxy::Session;
 
 use super::ctx::{Call, Ctx, Stage};
+use super::decision::{Decision, millis};
 use super::gate::Receipt;
 use super::gateway::Gateway;
-use super::peer::millis;
 use crate::clock;
 
 /// The status of a call whose caller left, as nginx logs it. Nobody receives it.
@@ -78,19 +78,9 @@ impl Gateway {
             let histogram = self.metrics.first_event_seconds.with_label_values(&[endpoint.name.as_str()]);
             histogram.observe(first_event.as_secs_f64());
         }
-        tracing::info!(
-            target: "decision",
-            request_id = ctx.request_id,
-            model = call.model_name(),
-            candidate = endpoint.name,
-            region = endpoint.provider.region,
-            attempt = call.planner.made(),
-            reason,
-            elapsed_ms = millis(now - current.began),
-            budget_left_ms = millis(call.planner.remaining(now)),
-            outcome,
-            next = "stop",
-        );
+        let elapsed = now - current.began;
+        let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
+        call.decided(&ctx.request_id, now, &decision);
     }
 
     fn record_money(&self, call: &Call, receipt: &Receipt) {

@@ -9,6 +9,7 @@ mod admit;
 mod bodies;
 mod choices;
 mod ctx;
+mod decision;
 mod finish;
 mod gate;
 mod gateway;

@@ -18,6 +18,7 @@ use pingora_proxy::Session;
 
 use super::choices::Choice;
 use super::ctx::{Call, Ctx, Current};
+use super::decision::Decision;
 use super::gate::{Alone, Attempt, Bill, Limits, failure_of, is_stale};
 use super::gateway::Gateway;
 use crate::pool::upstreams::{Asked, Leg};
@@ -61,14 +62,12 @@ impl Gateway {
                 Asked::Go(leg) => leg,
                 Asked::Refused(until) => {
                     call.planner.refused(now, until);
+                    call.decided(&request_id, now, &refused(id, "breaker", true));
                     continue;
                 }
                 Asked::BudgetSpent => {
                     call.planner.refused(now, None);
-                    tracing::warn!(
-                        request_id,
-                        "too many extra attempts in all: this call makes no further one"
-                    );
+                    call.decided(&request_id, now, &refused(id, "retry_budget", false));
                     return Error::e_explain(
                         EXHAUSTED,
                         "all calls together have made too many extra attempts",
@@ -107,6 +106,7 @@ impl Gateway {
     }
 
     fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
+        let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
         if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
             return Ok(false);
@@ -115,6 +115,17 @@ impl Gateway {
         // Closed before any byte of a response, on a pooled connection: the request was not seen.
         if known.is_none() && reused && is_stale(error) && call.planner.resend() {
             call.unseen = call.gate.take_leg().map(|(leg, ..)| leg);
+            if let Some(Current { endpoint, began }) = call.current {
+                let now = clock::now();
+                let decision = Decision {
+                    candidate: endpoint,
+                    outcome: "resent",
+                    reason: "stale_connection",
+                    elapsed: now - began,
+                    goes_on: true,
+                };
+                call.decided(&request_id, now, &decision);
+            }
             return Ok(true);
         }
         let tried = known.unwrap_or_else(|| Tried {
@@ -144,19 +155,10 @@ impl Gateway {
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
         let next = tried.failure.fails_over() && call.planner.has_next(now) && !self.drain.is_cut();
-        tracing::info!(
-            target: "decision",
-            request_id,
-            model = call.choice(current.endpoint)?.model.name,
-            candidate = endpoint.name,
-            region = endpoint.provider.region,
-            attempt = call.planner.made(),
-            reason,
-            elapsed_ms = millis(now - current.began),
-            budget_left_ms = millis(call.planner.remaining(now)),
-            outcome = "failed",
-            next = if next { "next_candidate" } else { "stop" },
-        );
+        let elapsed = now - current.began;
+        let decision =
+            Decision { candidate: current.endpoint, outcome: "failed", reason, elapsed, goes_on: next };
+        call.decided(&request_id, now, &decision);
         call.tried.push(tried);
         Ok(next)
     }
@@ -176,6 +178,11 @@ impl Gateway {
         }
         Ok(verdict(&call.tried))
     }
+}
+
+/// A candidate that was not asked.
+fn refused(candidate: EndpointId, reason: &'static str, goes_on: bool) -> Decision<'static> {
+    Decision { candidate, outcome: "refused", reason, elapsed: Duration::ZERO, goes_on }
 }
 
 /// Waits, unless the caller leaves or the process has to.
@@ -280,9 +287,4 @@ fn peer(
     options.read_timeout = Some(call.snapshot.routing.stream_max);
     options.max_h2_streams = H2_STREAMS_MAX;
     Ok(peer)
-}
-
-/// Whole milliseconds, for logs.
-pub(super) fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -179,7 +179,7 @@ async fn attempts_are_bounded_and_every_one_leaves_a_decision() {
     ] {
         assert!(lines.iter().all(|line| line.contains(field)), "{field} in {lines:?}");
     }
-    assert!(lines[4].contains("next=\"stop\"") && lines[3].contains("next=\"next_candidate\""));
+    assert!(lines[4].contains("next=\"stop\"") && lines[3].contains("next=\"u4/up-a\""));
 }
 
 #[tokio::test]
