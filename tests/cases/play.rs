@@ -225,6 +225,8 @@ impl World {
             for line in new.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
                 match line["target"].as_str() {
                     Some("access") => access.push(line),
+                    // Who was not asked, or asked again since nobody saw it, made no attempt.
+                    Some("decision") if line["outcome"] == "refused" || line["outcome"] == "resent" => {}
                     Some("decision") => decisions.push(line),
                     _ => {}
                 }
