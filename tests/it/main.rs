@@ -25,6 +25,7 @@ mod kills;
 mod limits;
 mod money;
 mod operators;
+mod outages;
 mod preferences;
 mod repeats;
 mod routing;
