@@ -11,6 +11,7 @@
 //!   all the same, unless that event speaks of an error.
 //! - One JSON text is held whole up to [`Rules::whole_bytes_max`]; a longer one commits there, and its
 //!   latest piece is kept back, so that its cost is known before its last byte is gone.
+//! - A stream that is folded into a whole answer is held until it is complete, and commits then.
 //! - An error status keeps its body (up to [`Rules::error_bytes_max`]) for the caller's answer, should
 //!   no other candidate serve.
 //!
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
+use crate::dialect::fold::{Fold, Unfoldable};
 use crate::dialect::{Dialect, Kind, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
@@ -124,6 +126,8 @@ pub struct Answer {
     phase: Phase,
     decoder: Option<Decoder>,
     committed: bool,
+    /// Something of an answer has come, sent or not.
+    begun: bool,
     head_sent: bool,
     settled: bool,
     ended: Ended,
@@ -150,6 +154,11 @@ enum Phase {
         text: BytesMut,
         sent: usize,
     },
+    /// Events that become one JSON text.
+    Fold {
+        scanner: Scanner,
+        fold: Fold,
+    },
     /// A JSON text too long to be read: it passes, and its end is looked at for usage.
     Passing {
         tail: BytesMut,
@@ -170,6 +179,7 @@ impl Answer {
             phase: Phase::AwaitHead,
             decoder: None,
             committed: false,
+            begun: false,
             head_sent: false,
             settled: false,
             ended: Ended::Not,
@@ -190,6 +200,18 @@ impl Answer {
     #[must_use]
     pub fn is_committed(&self) -> bool {
         self.committed
+    }
+
+    /// Something of an answer is in hand, sent or not: a caller who leaves now pays for what was produced.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.begun || self.committed
+    }
+
+    /// The first meaningful event has come; from here on a pause is one within an answer.
+    #[must_use]
+    pub fn has_spoken(&self) -> bool {
+        self.committed || (self.begun && matches!(self.phase, Phase::Fold { .. }))
     }
 
     /// Its status was an error: only the body that explains it is still to come.
@@ -219,7 +241,7 @@ impl Answer {
     /// What was used so far. A whole answer that is cut before its end is counted by its bytes.
     #[must_use]
     pub fn used(&self, own_input: u64, ceiling: &Ceiling) -> Used {
-        if self.settled || self.shape.stream {
+        if self.settled || self.shape.stream || matches!(self.phase, Phase::Fold { .. }) {
             return self.meter.used(own_input, self.settled, ceiling);
         }
         let mut meter = self.meter.clone();
@@ -250,12 +272,18 @@ impl Answer {
         let is =
             |kind: &str| content_type.is_some_and(|t| t.trim_start().to_ascii_lowercase().starts_with(kind));
         let wrong = is("text/html")
-            || if self.shape.stream { is("application/json") } else { is("text/event-stream") };
+            || if self.shape.stream {
+                is("application/json")
+            } else {
+                is("text/event-stream") && !self.shape.fold
+            };
         if wrong || is_coded_unreadably {
             return refuse(Failure::NotAnAnswer(NotAnAnswer::WrongType));
         }
         self.phase = if self.shape.stream {
             Phase::Stream { scanner: Scanner::default(), held: BytesMut::new(), done: false }
+        } else if is("text/event-stream") {
+            Phase::Fold { scanner: Scanner::default(), fold: Fold::new(self.dialect) }
         } else {
             Phase::Whole { text: BytesMut::new(), sent: 0 }
         };
@@ -288,7 +316,12 @@ impl Answer {
             }
             Phase::Whole { text, .. } => {
                 text.extend_from_slice(bytes);
+                self.begun |= !bytes.trim_ascii().is_empty();
                 self.whole_piece(bytes.len())
+            }
+            Phase::Fold { scanner, .. } => {
+                scanner.push(bytes);
+                self.fold_events()
             }
             Phase::Passing { tail } => {
                 tail.extend_from_slice(bytes);
@@ -306,6 +339,7 @@ impl Answer {
             Phase::Refused { .. } => self.refused(),
             Phase::Stream { .. } => self.stream_end(),
             Phase::Whole { .. } => self.whole_end(),
+            Phase::Fold { .. } => self.fold_end(),
             Phase::Passing { tail } => {
                 if let Some(report) = self.dialect.usage_in_tail(tail, &self.shape) {
                     self.meter.report(report);
@@ -579,6 +613,78 @@ impl Answer {
         }
     }
 
+    /// Puts events into the fold; the terminal one completes it.
+    fn fold_events(&mut self) -> Step {
+        while let Phase::Fold { scanner, .. } = &mut self.phase {
+            let Some(event) = scanner.next_event() else { break };
+            match self.fold_event(&event) {
+                Ok(false) => {}
+                Ok(true) => return self.folded(),
+                Err(refusal) => return Step::Failed(refusal),
+            }
+        }
+        if let Phase::Fold { scanner, .. } = &self.phase
+            && scanner.pending() > self.rules.event_bytes_max
+        {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+        }
+        Step::Hold
+    }
+
+    /// Answers whether it was the end.
+    fn fold_event(&mut self, event: &Event) -> Result<bool, Refusal> {
+        let piece = self.dialect.event(event, &self.shape);
+        self.count(&piece);
+        let data = event.data.as_deref().unwrap_or_default();
+        match piece.kind {
+            Kind::Ping => return Ok(false),
+            Kind::Done => return Ok(true),
+            Kind::Error(error) => return Err(self.classed(error, data)),
+            Kind::Unreadable => return Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable))),
+            Kind::Meaningful => self.begun = true,
+            Kind::Opener | Kind::UsageOnly => {}
+        }
+        let Phase::Fold { fold, .. } = &mut self.phase else { return Ok(false) };
+        fold.push(data)
+            .map(|()| false)
+            .map_err(|Unfoldable| refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable)))
+    }
+
+    /// The body is over; its last event may only lack its blank line.
+    fn fold_end(&mut self) -> Step {
+        let tail = if let Phase::Fold { scanner, .. } = &mut self.phase { scanner.finish() } else { None };
+        let tail = tail.filter(|event| {
+            event
+                .data
+                .as_deref()
+                .is_some_and(|data| data.trim_ascii() == b"[DONE]" || json::check(data).is_ok())
+        });
+        match tail.map(|event| self.fold_event(&event)) {
+            Some(Err(refusal)) => Step::Failed(refusal),
+            None | Some(Ok(_)) => self.folded(),
+        }
+    }
+
+    /// The stream is over: its fold is the answer, if it is complete.
+    fn folded(&mut self) -> Step {
+        if !self.begun {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::Empty));
+        }
+        if !self.has_finished() {
+            return refuse(Failure::Broken);
+        }
+        let Phase::Fold { fold, .. } = std::mem::replace(&mut self.phase, Phase::Over) else {
+            return refuse(Failure::Ours);
+        };
+        let Ok(text) = fold.finish() else {
+            return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
+        };
+        self.settled = true;
+        self.ended = Ended::Properly;
+        let mut edits = self.dialect.whole(&text, &self.shape).edits;
+        self.forward(json::apply(&text, &mut edits).into(), End::Over)
+    }
+
     fn break_off(&mut self, failure: Failure) -> Step {
         if !self.shape.stream {
             self.ended = Ended::Broken(failure);
@@ -679,6 +785,7 @@ mod tests {
     fn answer(stream: bool, wants_usage: bool) -> Answer {
         let shape = Shape {
             stream,
+            fold: false,
             choices: 1,
             wants_usage,
             public_model: "gpt-a".into(),
@@ -852,6 +959,68 @@ mod tests {
         assert_eq!((refusal.failure, refusal.error.message.as_str()), (Failure::CallerFault(422), "bad"));
     }
 
+    fn folding(parts: &[&str]) -> (Vec<u8>, Option<Refusal>, Answer) {
+        let mut answer = answer(false, false);
+        answer.shape.fold = true;
+        answer.head(200, Some("text/event-stream"), None);
+        let mut out = vec![];
+        for step in parts
+            .iter()
+            .map(|part| answer.body(&Bytes::copy_from_slice(part.as_bytes())))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .chain(std::iter::once_with(|| Step::Hold))
+        {
+            match step {
+                Step::Hold => {}
+                Step::Forward(forward) => {
+                    assert_eq!((forward.commits, forward.end), (true, End::Over), "all at once");
+                    out.extend_from_slice(&forward.bytes);
+                }
+                Step::Failed(refusal) => return (out, Some(refusal), answer),
+            }
+        }
+        if out.is_empty() {
+            match answer.end() {
+                Step::Failed(refusal) => return (out, Some(refusal), answer),
+                Step::Forward(forward) => out.extend_from_slice(&forward.bytes),
+                Step::Hold => {}
+            }
+        }
+        (out, None, answer)
+    }
+
+    #[test]
+    fn a_folded_stream_goes_out_whole_at_its_end_or_not_at_all() {
+        let all = events(&[ROLE, HELLO, STOP, USAGE, DONE]);
+        let (head, tail) = all.split_at(all.len() / 2);
+        let (out, refusal, folded) = folding(&[head, tail]);
+        assert_eq!(refusal, None);
+        let whole: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(whole["object"], "chat.completion");
+        assert_eq!(whole["choices"][0]["message"]["content"], "Hello");
+        assert_eq!(whole["usage"]["completion_tokens"], 5, "a whole answer always has its usage");
+        assert!(folded.is_committed() && *folded.ended() == Ended::Properly);
+        let (out, refusal, _) = folding(&[&events(&[ROLE, HELLO, STOP])]);
+        assert_eq!((out.is_empty(), refusal), (false, None), "a finish is an end");
+        let (out, refusal, cut) = folding(&[&events(&[ROLE, HELLO])]);
+        assert_eq!((out.len(), refusal.unwrap().failure), (0, Failure::Broken));
+        assert!(cut.is_under_way() && cut.has_spoken() && !cut.is_committed());
+        let (out, refusal, _) = folding(&[&events(&[ROLE, HELLO, BUSY])]);
+        assert_eq!((out.len(), refusal.unwrap().failure), (0, Failure::Status(429)));
+        let (out, refusal, _) = folding(&[&events(&[ROLE, DONE])]);
+        assert_eq!((out.len(), refusal.unwrap().failure), (0, Failure::NotAnAnswer(NotAnAnswer::Empty)));
+    }
+
+    #[test]
+    fn an_upstream_that_answers_json_all_the_same_is_taken_as_it_is() {
+        let mut plain = answer(false, false);
+        plain.shape.fold = true;
+        plain.head(200, Some("application/json"), None);
+        plain.body(&r#"{"choices":[{"message":{"content":"Hello"},"finish_reason":"stop"}]}"#.into());
+        assert!(matches!(plain.end(), Step::Forward(Forward { commits: true, end: End::Over, .. })));
+    }
+
     #[test]
     fn what_comes_coded_unasked_is_read_as_if_it_were_plain() {
         let coded = |text: &str| {
@@ -920,6 +1089,7 @@ mod tests {
         let shape = Shape {
             choices: 1,
             stream: true,
+            fold: false,
             wants_usage: true,
             public_model: "claude-a".into(),
             request_id: "req-1".into(),
@@ -1031,6 +1201,7 @@ mod tests {
     fn a_stream_ends_properly_only_when_every_choice_has_finished() {
         let shape = Shape {
             stream: true,
+            fold: false,
             choices: 2,
             wants_usage: false,
             public_model: "gpt-a".into(),

@@ -25,6 +25,8 @@ pub struct Facts {
     pub tier: Tier,
     /// What is known of the input's size.
     pub input: Input,
+    /// A whole answer to it can be folded out of a stream.
+    pub foldable: bool,
     /// What the caller wants of the routing.
     pub preferences: Preferences,
     /// Where the fields lie that are edited for the upstream.
@@ -54,6 +56,8 @@ pub struct Input {
 pub struct Spans {
     /// The value of `model`.
     pub model: Range<usize>,
+    /// The value of `stream`.
+    pub stream: Option<Range<usize>>,
     /// The value of `stream_options`.
     pub stream_options: Option<Range<usize>>,
     /// The values that bound the output, as the caller wrote them.

@@ -141,6 +141,7 @@ mod tests {
             choices: 1,
             tier: crate::money::Tier::Standard,
             input: Input { bytes, messages: 1, ..Input::default() },
+            foldable: false,
             preferences: crate::preferences::Preferences::default(),
             spans: Spans::default(),
         }

@@ -466,6 +466,7 @@ impl Check {
                     native_model: native_model.clone(),
                     stream_usage: *stream_usage,
                     output_field: *output_field,
+                    fold: raw.fold.unwrap_or(false),
                 };
                 let cost = raw.cost.map(|cost| self.price(&join(&path, "cost"), &cost));
                 routes.push(EndpointId(catalogue.endpoints.len()));

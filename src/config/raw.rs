@@ -348,6 +348,10 @@ pub struct Route {
     /// What it costs us there; booked beside what the caller pays.
     #[deserr(default)]
     pub cost: Option<Price>,
+    /// Ask it for a stream also where a whole answer is wanted, and put that together here: so a silent upstream is
+    /// noticed by its first event. Only for requests of well-known fields. Default false.
+    #[deserr(default)]
+    pub fold: Option<bool>,
     /// The parameters that it understands, for callers who send `require_parameters`. Default: all.
     #[deserr(default)]
     pub parameters: Option<Vec<String>>,

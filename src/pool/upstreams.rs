@@ -13,7 +13,7 @@ use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::upstream::board::{
     Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
 };
-use filters::upstream::watchdog::{Limits, Timing};
+use filters::upstream::watchdog::{Form, Limits, Timing};
 
 use crate::config::checked::{Catalogue, Routing};
 use crate::{clock, entropy};
@@ -102,8 +102,9 @@ impl Upstreams {
         entropy::with_rng(|rng| self.lock().candidates(clock::now(), ask, rng))
     }
 
-    /// Before an attempt. `last`: nobody is left behind it.
-    pub fn begin(self: &Arc<Self>, pass: &mut Pass, route: Route, last: bool) -> Asked {
+    /// Before an attempt. `form`: of what the upstream is asked for; `last`: nobody is left behind it.
+    pub fn begin(self: &Arc<Self>, pass: &mut Pass, route: Route, form: Form, last: bool) -> Asked {
+        pass.comes_as(form);
         match entropy::with_rng(|rng| self.lock().begin(clock::now(), pass, route, last, rng)) {
             Begun::Go { ticket, first_byte, first_event } => {
                 Asked::Go(Leg { upstreams: Arc::clone(self), ticket, first_byte, first_event })

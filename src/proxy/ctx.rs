@@ -119,6 +119,12 @@ impl Call {
         self.choices.of(id).ok_or_else(unknown)
     }
 
+    /// Whether the upstream is asked for events, for their own sake or to be folded.
+    pub(super) fn asks_for_stream(&self, id: EndpointId) -> bool {
+        let folds = self.endpoint(id).is_ok_and(|endpoint| endpoint.manners.folds(&self.facts));
+        self.facts.stream || folds
+    }
+
     /// The model of the attempt that is under way or was last; before one, the asked one.
     pub(super) fn model_name(&self) -> &str {
         let current = self.current.and_then(|current| self.choices.of(current.endpoint));

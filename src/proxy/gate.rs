@@ -160,6 +160,8 @@ struct State {
     ticket: Option<Ticket>,
     receipt: Option<Receipt>,
     first_event: Option<Duration>,
+    /// What attempts cost us that had begun to answer and were given up: a fold that was cut.
+    lost: Amount,
     attempts: u32,
     /// Dropped at the commit.
     source: Option<Source>,
@@ -223,6 +225,7 @@ impl Gate {
             ticket: Some(ticket),
             receipt: None,
             first_event: None,
+            lost: Amount::ZERO,
             attempts: 0,
             source: Some(source),
             runs_on: false,
@@ -234,6 +237,8 @@ impl Gate {
     /// An attempt begins; whatever the last one left is gone.
     pub(super) fn begin(&self, attempt: Attempt) {
         let mut state = self.lock();
+        state.lost = state.lost.checked_add(state.cost_of_lost()).unwrap_or(Amount::MAX);
+        state.first_event = None;
         state.attempts = attempt.bill.attempts;
         state.attempt = Some(attempt);
         state.sent = Sent::NotYet;
@@ -436,12 +441,16 @@ impl State {
     }
 
     fn charge(&self, ticket: &Ticket) -> Charge {
-        let Some(attempt) = self.attempt.as_ref().filter(|a| a.answer.is_committed()) else {
+        let lost = self.lost;
+        let is_charged =
+            |a: &&Attempt| a.answer.is_committed() || (self.caller_left.is_some() && a.answer.is_under_way());
+        let Some(attempt) = self.attempt.as_ref().filter(is_charged) else {
             // Everything failed before an answer came: nothing is charged. A caller who left while a
             // provider was at work is forgiven up to an allowance.
             let left = self.caller_left.and_then(|_| self.left_early());
             let served = self.attempt.as_ref().filter(|_| left.is_some()).and_then(|a| a.bill.served());
-            return Charge { attempts: self.attempts, left, served, ..Charge::default() };
+            let lost = lost.checked_add(self.cost_of_lost()).unwrap_or(Amount::MAX);
+            return Charge { attempts: self.attempts, left, served, lost, ..Charge::default() };
         };
         let bill = &attempt.bill;
         let used = attempt.answer.used(bill.own_input, &bill.ceiling);
@@ -455,10 +464,39 @@ impl State {
             cost,
             used,
             provider_cost,
+            lost,
             endpoint: bill.endpoint.clone(),
             served: bill.served(),
             attempts: bill.attempts,
             left: None,
+        }
+    }
+
+    /// What the provider wants for an attempt that had begun to answer, where nobody is charged for it.
+    fn cost_of_lost(&self) -> Amount {
+        let Some(attempt) = self.attempt.as_ref().filter(|a| a.answer.is_under_way()) else {
+            return Amount::ZERO;
+        };
+        let bill = &attempt.bill;
+        let used = attempt.answer.used(bill.own_input, &bill.ceiling);
+        let cost = match &bill.provider_cost {
+            Some(card) => cost(card, &used.usage),
+            None => bill.cost(&used.usage, used.tier),
+        };
+        cost.unwrap_or(Amount::ZERO)
+    }
+
+    /// Notes the first meaningful event, once.
+    fn note_first_event(&mut self) {
+        let spoken = self.attempt.as_ref().is_some_and(|attempt| attempt.answer.has_spoken());
+        if !spoken || self.first_event.is_some() {
+            return;
+        }
+        let Sent::At(sent) = self.sent else { return };
+        self.first_event = Some(clock::now().saturating_duration_since(sent));
+        let timing = self.timing();
+        if let Some(leg) = self.attempt.as_mut().and_then(|a| a.leg.as_mut()) {
+            leg.answered(timing);
         }
     }
 
@@ -535,6 +573,9 @@ impl State {
         if attempt.answer.is_committed() {
             dues.push((self.last_piece + limits.idle, Due::Timer(Timer::Idle)));
             dues.push((limits.stream_until, Due::Timer(Timer::StreamMax)));
+        } else if attempt.answer.has_spoken() {
+            dues.push((self.last_piece + limits.idle, Due::Timer(Timer::Idle)));
+            dues.push((limits.share_until, Due::Timer(Timer::Share)));
         } else {
             dues.push((limits.share_until, Due::Timer(Timer::Share)));
             match self.sent {
@@ -748,18 +789,12 @@ impl Guard {
         let mut state = self.gate.lock();
         state.caller_left = state.caller_left.or_else(|| Some(clock::now()));
         state.runs_on
-            || state.attempt.as_ref().is_some_and(|a| a.answer.is_committed() && a.answer.awaits_usage())
+            || state.attempt.as_ref().is_some_and(|a| a.answer.is_under_way() && a.answer.awaits_usage())
     }
 
     fn note_commit(&self) {
         let mut state = self.gate.lock();
-        if let Sent::At(sent) = state.sent {
-            state.first_event = Some(clock::now().saturating_duration_since(sent));
-        }
-        let timing = state.timing();
-        if let Some(leg) = state.attempt.as_mut().and_then(|a| a.leg.as_mut()) {
-            leg.answered(timing);
-        }
+        state.note_first_event();
         // No other attempt can follow: the request's body has done its work.
         state.source = None;
         if let Some(attempt) = &mut state.attempt {
@@ -808,7 +843,12 @@ impl CustomSession for Guard {
                 }
                 other => other,
             };
-            let steps = self.gate.lock().take(task);
+            let steps = {
+                let mut state = self.gate.lock();
+                let steps = state.take(task);
+                state.note_first_event();
+                steps
+            };
             for step in steps {
                 match step {
                     Step::Hold => {}

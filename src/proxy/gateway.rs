@@ -104,7 +104,12 @@ impl ProxyHttp for Gateway {
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
         let asked = session.req_header();
-        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
+        *head = headers::upstream(
+            &provider,
+            call.asks_for_stream(current.endpoint),
+            call.gate.body_bytes(),
+            asked,
+        )?;
         call.gate.sending(clock::now());
         Ok(())
     }

@@ -11,6 +11,7 @@ use filters::ids::EndpointId;
 use filters::meter::Ceiling;
 use filters::upstream::board::{Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
+use filters::upstream::watchdog::Form;
 use filters::verdict::{Rejection, UpstreamError};
 use pingora::upstreams::peer::{ALPN, HttpPeer};
 use pingora::{Error, ErrorType};
@@ -205,8 +206,9 @@ fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
     }
     let Some(model) = call.choices.of(endpoint).map(|choice| choice.id) else { return Asked::Refused(None) };
     let route = Route { model, endpoint };
+    let form = if call.asks_for_stream(endpoint) { Form::Stream } else { Form::Whole };
     match &mut call.pass {
-        Some(pass) => call.snapshot.upstreams.begin(pass, route, last),
+        Some(pass) => call.snapshot.upstreams.begin(pass, route, form, last),
         None => Asked::Refused(None),
     }
 }
@@ -237,6 +239,7 @@ fn attempt(
     let shape = Shape {
         choices: call.facts.choices,
         stream: call.facts.stream,
+        fold: endpoint.manners.folds(&call.facts),
         wants_usage: call.facts.wants_usage,
         public_model: model.name.clone(),
         request_id: request_id.to_owned(),

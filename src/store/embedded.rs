@@ -228,7 +228,7 @@ impl Inner {
             attempts: charge.attempts,
             parts: Settled::parts_of(&settlement),
             provider_cost: charge.provider_cost.nano(),
-            abandoned: abandoned.nano(),
+            abandoned: abandoned.checked_add(charge.lost).unwrap_or(Amount::MAX).nano(),
             key: hold.hold.key,
             held_ms: hold.hold.at_ms,
             price_version,

@@ -66,6 +66,8 @@ pub struct Charge {
     pub used: Used,
     /// Our cost at the provider.
     pub provider_cost: Amount,
+    /// Our cost of attempts that had begun to answer and were given up.
+    pub lost: Amount,
     /// The endpoint that answered; empty when none did.
     pub endpoint: String,
     /// The model that it answered as, and the version of its prices; `None`: the asked one.

@@ -20,6 +20,7 @@ mod callers;
 mod disk;
 mod docs;
 mod errors;
+mod fold;
 mod hostile;
 mod kills;
 mod limits;

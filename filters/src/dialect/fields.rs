@@ -65,6 +65,11 @@ impl<'a> Fields<'a> {
         self.value(key).ok_or_else(missing)
     }
 
+    /// Whether every field is among these.
+    pub(super) fn are_all_among(&self, known: &[&str]) -> bool {
+        self.object.members().iter().all(|member| known.contains(&member.key.as_ref()))
+    }
+
     /// What the caller wants of the routing, and where it stands.
     pub(super) fn preferences(&self) -> Result<Stated, Rejection> {
         preferences::read(self.object.text(), self.object.members())

@@ -4,6 +4,7 @@
 
 pub mod anthropic;
 mod fields;
+pub mod fold;
 mod object;
 pub mod openai;
 
@@ -35,6 +36,8 @@ pub struct Manners {
     pub stream_usage: bool,
     /// The field that takes our output bound.
     pub output_field: OutputField,
+    /// It is asked for a stream where a whole answer is wanted, and the stream is folded.
+    pub fold: bool,
 }
 
 /// Which field an upstream reads its output bound from.
@@ -87,6 +90,8 @@ pub enum Kind {
 pub struct Shape {
     /// Events, not one JSON text.
     pub stream: bool,
+    /// One JSON text, for which the upstream was asked for events.
+    pub fold: bool,
     /// How many choices were asked for.
     pub choices: u64,
     /// Usage stays in the stream.
@@ -95,6 +100,14 @@ pub struct Shape {
     pub public_model: String,
     /// The id that an error in the answer names.
     pub request_id: String,
+}
+
+impl Manners {
+    /// Whether the answer to a request is folded out of a stream.
+    #[must_use]
+    pub fn folds(&self, facts: &Facts) -> bool {
+        self.fold && facts.foldable && !facts.stream
+    }
 }
 
 impl Piece {

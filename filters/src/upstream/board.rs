@@ -256,6 +256,13 @@ pub struct Stand {
     pub dropped: Option<Dropped>,
 }
 
+impl Pass {
+    /// In which form the answer of the next attempt comes.
+    pub fn comes_as(&mut self, form: Form) {
+        self.form = form;
+    }
+}
+
 impl Ticket {
     /// Where the attempt goes.
     #[must_use]

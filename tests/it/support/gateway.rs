@@ -27,6 +27,7 @@ const CLAUDE_PRICE: &str =
 pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
+    route_extra: String,
     extra: String,
     key: String,
     account: String,
@@ -55,6 +56,7 @@ impl Setup {
         Self {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
+            route_extra: String::new(),
             extra: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
@@ -72,6 +74,12 @@ impl Setup {
     /// Keys for every provider, as YAML flow.
     pub fn providers(mut self, yaml: &str) -> Self {
         self.provider_extra = yaml.to_owned();
+        self
+    }
+
+    /// Keys for every route, as YAML flow.
+    pub fn routes(mut self, yaml: &str) -> Self {
+        self.route_extra = format!(", {yaml}");
         self
     }
 
@@ -162,7 +170,8 @@ impl Setup {
                 break;
             }
             routes.push_str(&format!(
-                "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
+                "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }}{} }}\n",
+                self.route_extra
             ));
         }
         if !self.other_model.is_empty() {

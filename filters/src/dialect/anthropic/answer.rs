@@ -243,6 +243,7 @@ mod tests {
     fn shape() -> Shape {
         Shape {
             stream: true,
+            fold: false,
             choices: 1,
             wants_usage: true,
             public_model: "claude-a".into(),

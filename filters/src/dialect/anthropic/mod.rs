@@ -11,4 +11,5 @@
 
 pub mod answer;
 pub mod error;
+pub(super) mod fold;
 pub mod request;

@@ -38,6 +38,25 @@ const ACTED_ON: [&str; 10] = [
     "context_management",
 ];
 
+/// A request of nothing but these is answered alike whether it streams or not.
+const FOLDABLE: [&str; 15] = [
+    "model",
+    "models",
+    "provider",
+    "messages",
+    "system",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "metadata",
+    "tools",
+    "tool_choice",
+    "thinking",
+];
+
 /// Reads a request.
 ///
 /// # Errors
@@ -68,9 +87,11 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
         choices: 1,
         tier: Tier::Standard,
         input: Input { bytes, ..sizes.input },
+        foldable: request.are_all_among(&FOLDABLE),
         preferences: stated.preferences,
         spans: Spans {
             model: model_span,
+            stream: request.span("stream"),
             stream_options: None,
             // A thinking budget has to stay below `max_tokens`: such a bound is left as it is.
             output_limits: if thinks { vec![] } else { request.spans(&["max_tokens"]) },
@@ -86,6 +107,16 @@ pub fn edits(facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
     if manners.native_model != facts.model {
         let name = serde_json::Value::from(manners.native_model.as_str()).to_string();
         edits.push(Edit { span: facts.spans.model.clone(), with: name.into_bytes() });
+    }
+    if manners.folds(facts) {
+        edits.push(match &facts.spans.stream {
+            Some(span) => Edit { span: span.clone(), with: b"true".to_vec() },
+            // A new member goes right behind `model`, which every request has.
+            None => {
+                let end = facts.spans.model.end;
+                Edit { span: end..end, with: br#","stream":true"#.to_vec() }
+            }
+        });
     }
     if let Some(limit) = bound.clamped {
         let limits = facts.spans.output_limits.iter().cloned();
@@ -370,6 +401,7 @@ mod tests {
             native_model: native.into(),
             stream_usage: true,
             output_field: OutputField::MaxCompletionTokens,
+            fold: false,
         };
         let sent = json::apply(text.as_bytes(), &mut edits(&facts, &BOUND, &manners("up-c")));
         assert_eq!(String::from_utf8(sent).unwrap(), text.replace("claude-a", "up-c"));

@@ -235,7 +235,14 @@ mod tests {
     use crate::stream::sse::Scanner;
 
     fn shape(wants_usage: bool) -> Shape {
-        Shape { stream: true, choices: 1, wants_usage, public_model: "gpt-a".into(), request_id: "r".into() }
+        Shape {
+            stream: true,
+            fold: false,
+            choices: 1,
+            wants_usage,
+            public_model: "gpt-a".into(),
+            request_id: "r".into(),
+        }
     }
 
     fn piece(data: &str, wants_usage: bool) -> (Piece, String) {

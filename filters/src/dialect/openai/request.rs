@@ -26,6 +26,39 @@ const ACTED_ON: [&str; 9] = [
     "web_search_options",
 ];
 
+/// A request of nothing but these is answered alike whether it streams or not. What changes the answer in
+/// kind (audio, predictions, searches), or is not known, is left as it is.
+const FOLDABLE: [&str; 28] = [
+    "model",
+    "models",
+    "provider",
+    "messages",
+    "stream",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "user",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "metadata",
+    "service_tier",
+    "reasoning_effort",
+    "verbosity",
+    "safety_identifier",
+    "prompt_cache_key",
+];
+
 /// Reads a request.
 ///
 /// # Errors
@@ -48,9 +81,11 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
         choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
         tier: tier(&request)?,
         input,
+        foldable: stream_options.is_none() && request.are_all_among(&FOLDABLE),
         preferences: stated.preferences,
         spans: Spans {
             model: model_span,
+            stream: request.span("stream"),
             stream_options: stream_options.map(|(span, _)| span),
             output_limits: request.spans(&["max_tokens", "max_completion_tokens"]),
             ours: stated.cuts,
@@ -69,7 +104,14 @@ pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Ve
     }
     // New members go right behind `model`, which every request has.
     let mut added = String::new();
-    if facts.stream && manners.stream_usage {
+    let folds = manners.folds(facts);
+    if folds {
+        match &facts.spans.stream {
+            Some(span) => edits.push(Edit { span: span.clone(), with: b"true".to_vec() }),
+            None => added.push_str(r#","stream":true"#),
+        }
+    }
+    if (facts.stream || folds) && manners.stream_usage {
         match &facts.spans.stream_options {
             None => added.push_str(r#","stream_options":{"include_usage":true}"#),
             Some(_) if facts.wants_usage => {}
@@ -217,6 +259,7 @@ mod tests {
             native_model: "up-a".into(),
             stream_usage: true,
             output_field: OutputField::MaxCompletionTokens,
+            fold: false,
         }
     }
 
@@ -236,6 +279,21 @@ mod tests {
         assert_eq!((facts.model.as_str(), facts.stream, facts.wants_usage), ("gpt-a", true, false));
         assert_eq!((facts.output_limit, facts.choices), (Some(7), 2));
         assert_eq!((facts.input.messages, facts.input.text_bytes), (1, 2));
+    }
+
+    #[test]
+    fn a_route_that_folds_is_asked_for_a_stream_where_every_field_is_known() {
+        let folding = Manners { fold: true, ..manners() };
+        let streams = |fields: &str| {
+            let sent: serde_json::Value = serde_json::from_str(&sent(&with(fields), &folding)).unwrap();
+            (sent["stream"].clone(), sent["stream_options"]["include_usage"].clone())
+        };
+        let (yes, no) = (serde_json::json!(true), serde_json::Value::Null);
+        assert_eq!(streams(""), (yes.clone(), yes.clone()));
+        assert_eq!(streams(r#","stream":false,"seed":1"#), (yes.clone(), yes.clone()));
+        assert_eq!(streams(r#","stream":null"#), (yes.clone(), yes));
+        assert_eq!(streams(r#","audio":{}"#), (no.clone(), no.clone()));
+        assert_eq!(streams(r#","new_field":1"#), (no.clone(), no));
     }
 
     #[test]
