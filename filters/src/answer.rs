@@ -10,7 +10,8 @@
 //!   comments and pings dropped. After [`Rules::hold_bytes_max`] of one unfinished event it commits
 //!   all the same, unless that event speaks of an error.
 //! - One JSON text is held whole up to [`Rules::whole_bytes_max`]; a longer one commits there, and its
-//!   latest piece is kept back, so that its cost is known before its last byte is gone.
+//!   latest piece is kept back, so that its cost is known before its last byte is gone, and a model's name
+//!   at its very end can still be changed.
 //! - An error status keeps its body (up to [`Rules::error_bytes_max`]) for the caller's answer, should
 //!   no other candidate serve.
 //!
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
-use crate::dialect::{Dialect, Kind, Piece, Shape};
+use crate::dialect::{Kind, Operation, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
 use crate::stream::sse::{Event, Scanner};
@@ -30,6 +31,8 @@ use crate::verdict::{Reason, Rejection, UpstreamError};
 
 /// What is kept of the end of a JSON text too long to be read, in bytes.
 const TAIL_BYTES: usize = 16 << 10;
+/// What is kept back of a long JSON text at least, in bytes: the names and numbers behind a list of floats.
+const KEPT_BACK_BYTES: usize = 1 << 10;
 
 /// Bounds of one answer.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +119,7 @@ pub enum Ended {
 /// One attempt's response.
 #[derive(Debug)]
 pub struct Answer {
-    dialect: Dialect,
+    operation: Operation,
     shape: Shape,
     rules: Rules,
     classes: Arc<[Rule]>,
@@ -129,6 +132,8 @@ pub struct Answer {
     finished: u64,
     /// Bytes of a whole answer that have come; what a cut one is counted by.
     whole_bytes: usize,
+    /// The number of the last event, where events are numbered.
+    sequence: Option<u64>,
     meter: Meter,
 }
 
@@ -151,6 +156,8 @@ enum Phase {
     /// A JSON text too long to be read: it passes, and its end is looked at for usage.
     Passing {
         tail: BytesMut,
+        /// How much of it has not gone out.
+        unsent: usize,
     },
     /// The caller has had the end; whatever still comes is nobody's.
     Over,
@@ -159,9 +166,10 @@ enum Phase {
 impl Answer {
     /// Waits for the head of an attempt's response.
     #[must_use]
-    pub fn new(dialect: Dialect, shape: Shape, rules: Rules) -> Self {
+    pub fn new(operation: Operation, shape: Shape, rules: Rules) -> Self {
         Self {
-            dialect,
+            operation,
+            meter: Meter::echoing(shape.echoed_bytes),
             shape,
             rules,
             classes: Arc::default(),
@@ -172,7 +180,7 @@ impl Answer {
             ended: Ended::Not,
             finished: 0,
             whole_bytes: 0,
-            meter: Meter::default(),
+            sequence: None,
         }
     }
 
@@ -216,6 +224,9 @@ impl Answer {
     /// What was used so far. A whole answer that is cut before its end is counted by its bytes.
     #[must_use]
     pub fn used(&self, own_input: u64, ceiling: &Ceiling) -> Used {
+        if self.operation.is_free() {
+            return Used::default();
+        }
         if self.settled || self.shape.stream {
             return self.meter.used(own_input, self.settled, ceiling);
         }
@@ -276,10 +287,15 @@ impl Answer {
                 text.extend_from_slice(bytes);
                 self.whole_piece(bytes.len())
             }
-            Phase::Passing { tail } => {
+            Phase::Passing { tail, unsent } => {
                 tail.extend_from_slice(bytes);
+                let from = tail.len().saturating_sub(*unsent + bytes.len());
+                *unsent = (*unsent + bytes.len()).min(KEPT_BACK_BYTES);
+                let out = Bytes::copy_from_slice(
+                    tail.get(from..tail.len().saturating_sub(*unsent)).unwrap_or_default(),
+                );
                 tail.advance(tail.len().saturating_sub(TAIL_BYTES));
-                self.forward(bytes.clone(), End::Open)
+                self.forward(out, End::Open)
             }
             Phase::Over => Step::Hold,
         }
@@ -292,16 +308,9 @@ impl Answer {
             Phase::Refused { .. } => self.refused(),
             Phase::Stream { .. } => self.stream_end(),
             Phase::Whole { .. } => self.whole_end(),
-            Phase::Passing { tail } => {
-                if let Some(report) = self.dialect.usage_in_tail(tail, &self.shape) {
-                    self.meter.report(report);
-                } else {
-                    let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
-                    self.meter.produce(Produced { text_bytes, tool_calls: 0 });
-                }
-                self.settled = true;
-                self.ended = Ended::Properly;
-                self.forward(Bytes::new(), End::Over)
+            Phase::Passing { tail, unsent } => {
+                let (tail, unsent) = (std::mem::take(tail).freeze(), *unsent);
+                self.passing_end(&tail, unsent)
             }
             Phase::Over => Step::Hold,
         }
@@ -332,13 +341,13 @@ impl Answer {
 
     fn refused(&mut self) -> Step {
         let Phase::Refused { status, body } = &self.phase else { return refuse(Failure::Ours) };
-        Step::Failed(self.classed(self.dialect.error(*status, body), body))
+        Step::Failed(self.classed(self.operation.dialect().error(*status, body), body))
     }
 
     /// An error with what it means. Where it is the request's own fault, the caller sees the status that
     /// says so.
     fn classed(&self, mut error: UpstreamError, body: &[u8]) -> Refusal {
-        let failure = classify::failure(&error, body, &self.classes);
+        let failure = classify::failure(self.operation, &error, body, &self.classes);
         if let Failure::CallerFault(status) = failure {
             error.status = status;
         }
@@ -394,7 +403,7 @@ impl Answer {
 
     /// Judges one event and puts what the caller may see of it into `out`, or among the held ones.
     fn event(&mut self, event: &Event, out: &mut BytesMut) -> Result<End, Refusal> {
-        let piece = self.dialect.event(event, &self.shape);
+        let piece = self.operation.event(event, &self.shape);
         self.count(&piece);
         let Piece { kind, edits, .. } = piece;
         match kind {
@@ -426,6 +435,14 @@ impl Answer {
                 Ok(End::Settle)
             }
             Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
+            Kind::Last => {
+                if !self.committed {
+                    self.commit(out);
+                }
+                self.done();
+                out.extend_from_slice(&Event::terminated(&seen(event, edits)));
+                Ok(End::Settle)
+            }
             Kind::Error(error) if self.committed => {
                 let Refusal { failure, error } =
                     self.classed(error, event.data.as_deref().unwrap_or_default());
@@ -443,7 +460,12 @@ impl Answer {
     }
 
     fn count(&mut self, piece: &Piece) {
-        self.meter.produce(piece.produced);
+        if piece.restates {
+            self.meter.restate(piece.produced);
+        } else {
+            self.meter.produce(piece.produced);
+        }
+        self.sequence = piece.sequence.or(self.sequence);
         if let Some(report) = piece.usage {
             self.meter.report(report);
         }
@@ -492,7 +514,7 @@ impl Answer {
         if self.settled || self.has_finished() {
             if !self.settled {
                 // SDKs wait for it; a provider that forgets it has said everything all the same.
-                out.extend_from_slice(self.dialect.terminal_event());
+                out.extend_from_slice(self.operation.terminal_event());
             }
             self.settled = true;
             self.ended = Ended::Properly;
@@ -513,20 +535,40 @@ impl Answer {
             if fails {
                 return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
             }
-            rename_model(text, &self.shape.public_model);
+            rename_model(text, &self.shape);
         }
         // The latest piece stays here: it may be the last one.
-        let up_to = text.len().saturating_sub(latest).max(*sent);
+        let passes = text.len() > self.rules.read_bytes_max;
+        let kept_back = if passes { KEPT_BACK_BYTES } else { latest.max(KEPT_BACK_BYTES) };
+        let up_to = text.len().saturating_sub(kept_back).max(*sent);
         let bytes = Bytes::copy_from_slice(text.get(*sent..up_to).unwrap_or_default());
         *sent = up_to;
-        if text.len() > self.rules.read_bytes_max {
-            let rest = Bytes::copy_from_slice(text.get(up_to..).unwrap_or_default());
+        if passes {
             let kept = text.len().saturating_sub(TAIL_BYTES);
             let tail = BytesMut::from(text.get(kept..).unwrap_or_default());
-            self.phase = Phase::Passing { tail };
-            return self.forward([bytes, rest].concat().into(), End::Open);
+            self.phase = Phase::Passing { tail, unsent: text.len().saturating_sub(up_to) };
         }
         self.forward(bytes, End::Open)
+    }
+
+    /// The end of a text that was too long to be read.
+    fn passing_end(&mut self, tail: &Bytes, unsent: usize) -> Step {
+        if let Some(report) = self.operation.usage_in_tail(tail, &self.shape) {
+            self.meter.report(report);
+        } else {
+            let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
+            self.meter.produce(Produced { text_bytes, tool_calls: 0 });
+        }
+        self.settled = true;
+        self.ended = Ended::Properly;
+        let rest = tail.slice(tail.len().saturating_sub(unsent)..);
+        let name =
+            self.operation.model_in_tail(&rest).map(|span| Edit { span, with: public_name(&self.shape) });
+        let rest = match name {
+            Some(edit) => Bytes::from(json::apply(&rest, &mut [edit])),
+            None => rest,
+        };
+        self.forward(rest, End::Over)
     }
 
     fn whole_end(&mut self) -> Step {
@@ -536,7 +578,7 @@ impl Answer {
         }
         let sent = *sent;
         let text = std::mem::take(text).freeze();
-        let piece = self.dialect.whole(&text, &self.shape);
+        let piece = self.operation.whole(&text, &self.shape);
         self.count(&piece);
         let Piece { kind, mut edits, .. } = piece;
         // An answer that the caller has in part already is not taken back for saying nothing.
@@ -555,7 +597,13 @@ impl Answer {
                 self.forward(bytes, End::Over)
             }
             Kind::Error(error) if !self.committed => Step::Failed(self.classed(error, &text)),
-            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::Ping | Kind::UsageOnly | Kind::Done => {
+            Kind::Error(_)
+            | Kind::Unreadable
+            | Kind::Opener
+            | Kind::Ping
+            | Kind::UsageOnly
+            | Kind::Done
+            | Kind::Last => {
                 if self.committed {
                     self.break_off(Failure::Broken)
                 } else {
@@ -588,7 +636,7 @@ impl Answer {
         rejection.upstream = error.map(|UpstreamError { status, kind, .. }| {
             Box::new(UpstreamError { status: *status, kind: kind.clone(), ..UpstreamError::default() })
         });
-        self.dialect.error_event(&rejection, &self.shape.request_id)
+        self.operation.error_event(&rejection, &self.shape.request_id, self.sequence)
     }
 
     /// The only way out for bytes; the first of them take the head along.
@@ -636,10 +684,15 @@ fn seen(event: &Event, mut edits: Vec<Edit>) -> Bytes {
     })
 }
 
+/// The model's public name as JSON.
+fn public_name(shape: &Shape) -> Vec<u8> {
+    serde_json::Value::from(shape.public_model.as_str()).to_string().into_bytes()
+}
+
 /// Puts the public name into a JSON text whose end has not come yet.
-fn rename_model(text: &mut BytesMut, public: &str) {
+fn rename_model(text: &mut BytesMut, shape: &Shape) {
     let Some(span) = json::find_in_prefix(text, "model") else { return };
-    let with = serde_json::Value::from(public).to_string().into_bytes();
+    let with = public_name(shape);
     if text.get(span.clone()) != Some(with.as_slice()) {
         let renamed = json::apply(text, &mut [Edit { span, with }]);
         *text = BytesMut::from(renamed.as_slice());
@@ -666,11 +719,12 @@ mod tests {
         let shape = Shape {
             stream,
             choices: 1,
+            echoed_bytes: 0,
             wants_usage,
             public_model: "gpt-a".into(),
             request_id: "req-1".into(),
         };
-        Answer::new(Dialect::OpenAi, shape, Rules::default())
+        Answer::new(Operation::Chat, shape, Rules::default())
     }
 
     fn events(lines: &[&str]) -> String {
@@ -885,12 +939,13 @@ mod tests {
     fn message() -> Answer {
         let shape = Shape {
             choices: 1,
+            echoed_bytes: 0,
             stream: true,
             wants_usage: true,
             public_model: "claude-a".into(),
             request_id: "req-1".into(),
         };
-        Answer::new(Dialect::Anthropic, shape, Rules::default())
+        Answer::new(Operation::Messages, shape, Rules::default())
     }
 
     #[test]
@@ -947,6 +1002,118 @@ mod tests {
         assert!(!answer.awaits_usage());
     }
 
+    const CREATED: &str = r#"data: {"type":"response.created","sequence_number":0,"response":{"model":"up-a","output":[],"usage":null}}"#;
+    const DELTA: &str =
+        r#"data: {"type":"response.output_text.delta","sequence_number":4,"delta":"Hello there"}"#;
+    const COMPLETED: &str = r#"data: {"type":"response.completed","sequence_number":5,"response":{"model":"up-a","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"Hello there"}]}],"usage":{"input_tokens":10,"output_tokens":5}}}"#;
+    const FAILED: &str = r#"data: {"type":"response.failed","sequence_number":5,"response":{"model":"up-a","status":"failed","error":{"code":"server_error","message":"secret words"}}}"#;
+
+    fn response() -> Answer {
+        Answer::new(Operation::Responses, answer(true, true).shape, Rules::default())
+    }
+
+    fn public(lines: &[&str]) -> String {
+        events(lines).replace("up-a", "gpt-a")
+    }
+
+    #[test]
+    fn a_response_is_held_until_its_first_word_and_settled_with_its_last_event() {
+        let mut answer = response();
+        answer.head(200, Some("text/event-stream"), None);
+        assert!(matches!(answer.body(&events(&[CREATED]).into()), Step::Hold));
+        let Step::Forward(first) = answer.body(&events(&[DELTA]).into()) else { panic!("commits") };
+        assert_eq!((text(&first.bytes), first.end), (public(&[CREATED, DELTA]), End::Open));
+        let Step::Forward(last) = answer.body(&events(&[COMPLETED, "data: [DONE]"]).into()) else {
+            panic!("settles")
+        };
+        assert_eq!((text(&last.bytes), last.end), (public(&[COMPLETED]), End::Settle));
+        assert!(matches!(answer.end(), Step::Forward(Forward { end: End::Over, .. })));
+        let used = answer.used(99, &Ceiling::NONE);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
+        assert_eq!(answer.ended(), &Ended::Properly);
+    }
+
+    #[test]
+    fn a_response_that_says_all_in_its_last_event_is_an_answer() {
+        let (out, refusal, ends) = play(&mut response(), &[events(&[CREATED, COMPLETED]).as_bytes()]);
+        assert_eq!((text(&out), refusal), (public(&[CREATED, COMPLETED]), None));
+        assert_eq!(ends, [End::Settle, End::Over]);
+        let mut unended = response();
+        let tail = format!("{}{COMPLETED}", events(&[CREATED, DELTA]));
+        let (out, _, _) = play(&mut unended, &[tail.as_bytes()]);
+        assert_eq!(text(&out), public(&[CREATED, DELTA, COMPLETED]), "its blank line is added");
+    }
+
+    #[test]
+    fn a_response_that_fails_is_failed_over_before_its_first_word_and_ended_in_its_shape_after_it() {
+        let (out, refusal, _) = play(&mut response(), &[events(&[CREATED, FAILED]).as_bytes()]);
+        assert!(out.is_empty());
+        assert_eq!(refusal.unwrap().failure, Failure::Status(500));
+        for stream in [events(&[CREATED, DELTA, FAILED]), events(&[CREATED, DELTA])] {
+            let mut answer = response();
+            let (out, _, _) = play(&mut answer, &[stream.as_bytes()]);
+            let out = text(&out);
+            let error = out.split("event: error\ndata: ").nth(1).expect("an error event");
+            let error: serde_json::Value = serde_json::from_str(error.trim()).unwrap();
+            assert_eq!((&error["type"], &error["code"]), (&"error".into(), &"upstream_failed".into()));
+            assert!(error["sequence_number"].as_u64() > Some(4) && !out.contains("secret words"), "{out}");
+            let used = answer.used(7, &Ceiling::NONE);
+            assert_eq!((used.usage.input, used.usage.output, used.estimated), (7, 3, true));
+        }
+    }
+
+    #[test]
+    fn a_path_that_the_server_lacks_fails_over_and_a_free_answer_uses_nothing() {
+        let mut lacks = response();
+        lacks.head(404, Some("application/json"), None);
+        lacks.body(&r#"{"detail":"Not Found"}"#.into());
+        let Step::Failed(refusal) = lacks.end() else { panic!("refused") };
+        assert!(refusal.failure.fails_over() && refusal.failure.is_not_served());
+        let shape = Shape { stream: false, ..answer(false, true).shape };
+        let mut count = Answer::new(Operation::CountTokens, shape, Rules::default());
+        let (out, _, _) = play(&mut count, &[br#"{"input_tokens":2095}"#]);
+        assert_eq!(text(&out), r#"{"input_tokens":2095}"#);
+        assert_eq!(count.used(7, &Ceiling::NONE), Used::default());
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_response(
+            picks in prop::collection::vec(0_usize..7, 0..10), size in 1_usize..40,
+        ) {
+            let all = [CREATED, DELTA, COMPLETED, FAILED, ": ping", "data: [DONE]", "data: {\"type\":\"new\"}"];
+            let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
+            let stream = events(&lines);
+            let (mut one, mut many) = (response(), response());
+            let whole = play(&mut one, &[stream.as_bytes()]);
+            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            let split = play(&mut many, &parts);
+            prop_assert_eq!(text(&split.0), text(&whole.0));
+            prop_assert_eq!(split.1, whole.1);
+            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
+            prop_assert_eq!(many.ended(), one.ended());
+        }
+
+        #[test]
+        fn embeddings_of_any_length_lose_nothing_but_the_upstreams_name(
+            numbers in 1_usize..4_000, size in 1_usize..3_000,
+        ) {
+            let list = vec!["-0.0123"; numbers].join(",");
+            let body = format!(
+                r#"{{"object":"list","data":[{{"index":0,"embedding":[{list}]}}],"model":"up-a","usage":{{"prompt_tokens":8,"total_tokens":8}}}}"#
+            );
+            // So small that texts of every size are among them: held, committed early, too long to be read.
+            let rules = Rules { whole_bytes_max: 4 << 10, read_bytes_max: 16 << 10, ..Rules::default() };
+            let shape = Shape { stream: false, ..answer(false, true).shape };
+            let mut embeddings = Answer::new(Operation::Embeddings, shape, rules);
+            let parts: Vec<&[u8]> = body.as_bytes().chunks(size).collect();
+            let (out, refusal, _) = play(&mut embeddings, &parts);
+            prop_assert_eq!((text(&out), refusal), (body.replace("up-a", "gpt-a"), None));
+            let used = embeddings.used(3, &Ceiling { context: 8_191, output: 0 });
+            prop_assert_eq!((used.usage.input, used.usage.output, used.estimated), (8, 0, false));
+        }
+    }
+
     proptest! {
         #[test]
         fn any_split_gives_the_same_answer(
@@ -998,11 +1165,12 @@ mod tests {
         let shape = Shape {
             stream: true,
             choices: 2,
+            echoed_bytes: 0,
             wants_usage: false,
             public_model: "gpt-a".into(),
             request_id: "r".into(),
         };
-        let mut two = Answer::new(Dialect::OpenAi, shape, Rules::default());
+        let mut two = Answer::new(Operation::Chat, shape, Rules::default());
         let (out, _, _) = play(&mut two, &[events(&[HELLO, STOP]).as_bytes()]);
         assert!(text(&out).contains("\"error\""), "one of two has finished");
         let empty = STOP.replace("\"stop\"", "\"\"");

@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::explain::HoldLines;
 use filters::upstream::watchdog::Form;
 use filters::{hold, meter};
@@ -14,9 +14,8 @@ use super::{Admin, Refused, authorize};
 /// How the request is meant.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Asked {
-    /// It speaks Anthropic's dialect, not `OpenAI`'s.
-    #[serde(default)]
-    pub anthropic: bool,
+    /// The word of its operation; chat completions where there is none.
+    pub surface: Option<String>,
     /// The key's own default of output tokens, where it has one.
     pub default_output_tokens: Option<u64>,
 }
@@ -29,16 +28,22 @@ pub(super) async fn explain(
 ) -> Result<String, Refused> {
     authorize(&admin, &headers)?;
     let refused = |message: String| (StatusCode::UNPROCESSABLE_ENTITY, message);
-    let dialect = if asked.anthropic { Dialect::Anthropic } else { Dialect::OpenAi };
-    let facts = dialect.read(&body).map_err(|rejection| refused(rejection.message))?;
+    let operation = match &asked.surface {
+        None => Operation::Chat,
+        Some(word) => Operation::ALL
+            .into_iter()
+            .find(|operation| operation.word() == word)
+            .ok_or_else(|| refused(format!("there is no surface `{word}`")))?,
+    };
+    let facts = operation.read(&body).map_err(|rejection| refused(rejection.message))?;
     let snapshot = admin.pool.load();
     let model = snapshot.catalogue.models.get(&facts.model);
     let model = model.ok_or_else(|| refused(format!("there is no model `{}`", facts.model)))?;
     let bound = hold::bound(&facts, &model.limits, asked.default_output_tokens);
     let cards = model.price.reachable(bound.input, facts.tier);
-    let lines = HoldLines::new(&bound, cards).map_err(|error| refused(error.to_string()))?;
+    let lines = if operation.is_free() { Ok(None) } else { HoldLines::new(&bound, cards) };
+    let lines = lines.map_err(|error| refused(error.to_string()))?;
     let form = if facts.stream { Form::Stream } else { Form::Whole };
-    let input = &facts.input;
-    let prompt = meter::own_input(input.text_bytes, input.messages, input.inline_images);
-    Ok(snapshot.upstreams.explain(&model.name, dialect, form, prompt, lines).to_string())
+    let prompt = meter::own_input(&facts.input);
+    Ok(snapshot.upstreams.explain(&model.name, operation, form, prompt, lines).to_string())
 }

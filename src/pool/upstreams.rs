@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::preferences::Preferences;
@@ -22,8 +22,9 @@ use crate::{clock, entropy};
 /// What a node knows of its upstreams.
 pub struct Upstreams {
     board: Mutex<Board>,
-    /// One model of the config is as many for the board as its routes speak dialects.
-    models: HashMap<String, HashMap<Dialect, ModelId>>,
+    /// One model of the config is as many for the board as its routes serve operations: an embedding's speed
+    /// says nothing of a chat's.
+    models: HashMap<String, HashMap<Operation, ModelId>>,
     /// By [`EndpointId`].
     names: Vec<String>,
 }
@@ -72,19 +73,16 @@ impl Upstreams {
             });
         }
         let mut models = vec![];
-        let mut ids: HashMap<String, HashMap<Dialect, ModelId>> = HashMap::new();
+        let mut ids: HashMap<String, HashMap<Operation, ModelId>> = HashMap::new();
         for model in catalogue.models.values() {
-            for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
-                let speaks = |id: &EndpointId| {
-                    catalogue.endpoints.get(id.0).is_some_and(|e| e.provider.dialect == dialect)
-                };
-                let routes: Vec<EndpointId> = model.routes.iter().copied().filter(speaks).collect();
+            for operation in Operation::ALL {
+                let routes: Vec<EndpointId> = catalogue.routes_for(model, operation).collect();
                 if routes.is_empty() {
                     continue;
                 }
-                ids.entry(model.name.clone()).or_default().insert(dialect, ModelId(models.len()));
+                ids.entry(model.name.clone()).or_default().insert(operation, ModelId(models.len()));
                 let (name, reasoning, sort) = (model.name.clone(), model.reasoning, model.sort);
-                models.push(ModelSpec { name, routes, reasoning, sort, explore: routing.explore });
+                models.push(ModelSpec { name, operation, routes, reasoning, sort, explore: routing.explore });
             }
         }
         let names = endpoints.iter().map(|spec| spec.name.clone()).collect();
@@ -94,9 +92,9 @@ impl Upstreams {
 
     /// Whom to ask for a model. `prompt_tokens` is an estimate.
     #[must_use]
-    pub fn candidates(&self, model: &str, dialect: Dialect, form: Form, prompt_tokens: u64) -> Found {
+    pub fn candidates(&self, model: &str, operation: Operation, form: Form, prompt_tokens: u64) -> Found {
         let preferences = Preferences::default();
-        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
+        let ask = Ask { models: self.ids(model, operation), form, prompt_tokens, preferences: &preferences };
         entropy::with_rng(|rng| self.lock().candidates(clock::now(), &ask, rng))
     }
 
@@ -116,13 +114,13 @@ impl Upstreams {
     pub fn explain(
         &self,
         model: &str,
-        dialect: Dialect,
+        operation: Operation,
         form: Form,
         prompt_tokens: u64,
         hold: Option<HoldLines>,
     ) -> Explanation {
         let preferences = Preferences::default();
-        let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
+        let ask = Ask { models: self.ids(model, operation), form, prompt_tokens, preferences: &preferences };
         explain(&mut self.lock(), clock::now(), &ask, hold)
     }
 
@@ -142,8 +140,8 @@ impl Upstreams {
         named.collect()
     }
 
-    fn ids(&self, model: &str, dialect: Dialect) -> &[ModelId] {
-        let id = self.models.get(model).and_then(|ids| ids.get(&dialect));
+    fn ids(&self, model: &str, operation: Operation) -> &[ModelId] {
+        let id = self.models.get(model).and_then(|ids| ids.get(&operation));
         id.map(std::slice::from_ref).unwrap_or_default()
     }
 

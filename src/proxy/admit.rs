@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use filters::attempt::Planner;
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::facts::Facts;
 use filters::hold::{self, Bound};
 use filters::ids::ModelId;
@@ -25,7 +25,7 @@ use super::ctx::{Call, Ctx};
 use super::gate::{Gate, Source};
 use super::gateway::Gateway;
 use super::surface;
-use crate::config::checked::{Model, Tokenizer};
+use crate::config::checked::{Catalogue, Model, Tokenizer};
 use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
 use crate::store::{Admit, Deny, Ticket};
@@ -49,13 +49,16 @@ impl Gateway {
     pub(super) async fn admit(
         &self,
         ctx: &Ctx,
+        operation: Operation,
         snapshot: Arc<Snapshot>,
         principal: Arc<Principal>,
         body: Body,
     ) -> Result<Call, Rejection> {
-        let facts = read(ctx.dialect, &body.bytes).await?;
-        let model = find_model(&snapshot, &principal, ctx.dialect, &facts.model)?;
-        let wish = Wish { ctx, principal: &principal, model: &model, facts: &facts };
+        let facts = read(operation, &body.bytes).await?;
+        let model = find_model(&snapshot, &principal, &facts.model)?;
+        check_served(&snapshot.catalogue, &model, operation)?;
+        let wish = Wish { ctx, operation, principal: &principal, model: &model, facts: &facts };
+        wish.is_priced()?;
         let plan = wish.candidates(&snapshot)?;
         let (ticket, bound) = match self.hold(&wish, &body.bytes).await {
             Ok(held) => held,
@@ -71,6 +74,7 @@ impl Gateway {
             .falling_back_on(now, ids(&plan.fall_backs));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
+            operation,
             own_input: wish.own_input(),
             snapshot,
             model,
@@ -128,7 +132,7 @@ impl Gateway {
             key: wish.principal.digest,
             price_version: wish.model.price.version,
             // The bound in bytes would use up a minute's tokens with prompts that are a quarter of it.
-            tokens: wish.own_input().saturating_add(bound.output),
+            tokens: if wish.operation.is_free() { 0 } else { wish.own_input().saturating_add(bound.output) },
             scopes: Arc::clone(&wish.principal.scopes),
         };
         self.holds.admit(admit).await
@@ -136,7 +140,7 @@ impl Gateway {
 
     fn denied(&self, wish: &Wish<'_>, deny: Deny, needed: Amount) -> Rejection {
         let (word, rejection) = match deny {
-            Deny::Funds { available } => ("funds", short_of(needed, available, wish.ctx.dialect)),
+            Deny::Funds { available } => ("funds", short_of(needed, available, wish.operation)),
             Deny::Limited { scope, over } => (over.kind.word(), limited(scope, over)),
             Deny::Overloaded => {
                 let message = "Too many calls are in flight. Come back in a moment.";
@@ -156,12 +160,12 @@ impl Gateway {
 }
 
 /// What the body asks for; a large one is read where others need not wait for it.
-async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
+async fn read(operation: Operation, body: &Bytes) -> Result<Facts, Rejection> {
     if body.len() <= READ_AT_ONCE_BYTES {
-        return dialect.read(body);
+        return operation.read(body);
     }
     let body = body.clone();
-    tokio::task::spawn_blocking(move || dialect.read(&body)).await.unwrap_or_else(|error| {
+    tokio::task::spawn_blocking(move || operation.read(&body)).await.unwrap_or_else(|error| {
         tracing::error!(%error, "a body could not be read");
         Err(Rejection::new(Reason::Internal, "Something broke in the gateway."))
     })
@@ -170,6 +174,7 @@ async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
 /// What a hold is sized by.
 struct Wish<'a> {
     ctx: &'a Ctx,
+    operation: Operation,
     principal: &'a Principal,
     model: &'a Arc<Model>,
     facts: &'a Facts,
@@ -177,14 +182,30 @@ struct Wish<'a> {
 
 impl Wish<'_> {
     fn amount(&self, bound: &Bound) -> Result<Amount, CostError> {
+        if self.operation.is_free() {
+            return Ok(Amount::ZERO); // A hold of nothing: the limits and the books know the call all the same.
+        }
         hold::amount(bound, self.model.price.reachable(bound.input, self.facts.tier))
+    }
+
+    /// Whether everything that the request asks for has a price, or may do without one.
+    fn is_priced(&self) -> Result<(), Rejection> {
+        let unpriced = hold::unpriced(self.facts, &self.model.price, &self.model.unpriced);
+        let Some(asked) = unpriced else { return Ok(()) };
+        let message = format!(
+            "`{}` asks for something that costs more than its tokens and has no price for this model \
+             ({}). Leave it out.",
+            asked.field,
+            asked.extra.word()
+        );
+        Err(Rejection::new(Reason::InvalidValue, message).param(asked.field))
     }
 
     /// Room 3: whom to ask, or why nobody can be asked.
     fn candidates(&self, snapshot: &Snapshot) -> Result<Plan, Rejection> {
         let form = if self.facts.stream { Form::Stream } else { Form::Whole };
         let upstreams = &snapshot.upstreams;
-        match upstreams.candidates(&self.model.name, self.ctx.dialect, form, self.own_input()) {
+        match upstreams.candidates(&self.model.name, self.operation, form, self.own_input()) {
             Found::Plan(plan) => Ok(plan),
             Found::AllRefused { soonest, rate_limited } => {
                 let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);
@@ -202,8 +223,7 @@ impl Wish<'_> {
     }
 
     fn own_input(&self) -> u64 {
-        let input = &self.facts.input;
-        meter::own_input(input.text_bytes, input.messages, input.inline_images)
+        meter::own_input(&self.facts.input)
     }
 }
 
@@ -233,11 +253,14 @@ async fn count(wish: &Wish<'_>, bound: &Bound, body: &Bytes) -> Bound {
     }
 }
 
-fn short_of(needed: Amount, available: Amount, dialect: Dialect) -> Rejection {
+fn short_of(needed: Amount, available: Amount, operation: Operation) -> Rejection {
+    let less = match operation.output_field() {
+        Some(field) => format!("ask for fewer output tokens (`{field}`)"),
+        None => "send less".to_owned(),
+    };
     let message = format!(
         "The balance cannot carry this call: it may cost up to {needed}, {available} is available. \
-         Top up, or ask for fewer output tokens (`{}`).",
-        dialect.output_field()
+         Top up, or {less}."
     );
     Rejection::new(Reason::InsufficientBalance, message)
 }
@@ -258,26 +281,33 @@ fn too_dear(_: CostError) -> Rejection {
     Rejection::new(Reason::InvalidValue, message)
 }
 
-/// The model of that name, if this key may use it and somebody serves it in this dialect.
+/// The model of that name, if this key may use it.
 pub(super) fn find_model(
     snapshot: &Snapshot,
     principal: &Principal,
-    dialect: Dialect,
     name: &str,
 ) -> Result<Arc<Model>, Rejection> {
-    let missing = |message| Rejection::new(Reason::ModelNotFound, message).param("model");
-    let model = snapshot.catalogue.models.get(name).ok_or_else(|| {
-        missing("There is no such model. `GET /v1/models` lists those that there are.".to_owned())
-    })?;
+    let Some(model) = snapshot.catalogue.models.get(name) else {
+        return Err(not_found("There is no such model. `GET /v1/models` lists those that there are."));
+    };
     if !principal.may_use(name) {
         let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
         return Err(Rejection::new(Reason::ModelNotAllowed, message).param("model"));
     }
-    if !snapshot.catalogue.speaks(model, dialect) {
-        let here = surface::path_of(dialect);
-        let message =
-            format!("That model is not served at `POST {here}`: none of its upstreams speaks that dialect.");
-        return Err(missing(message));
-    }
     Ok(Arc::clone(model))
+}
+
+/// Whether somebody serves the model so; else the caller is told where it is served.
+fn check_served(catalogue: &Catalogue, model: &Model, operation: Operation) -> Result<(), Rejection> {
+    if catalogue.serves(model, operation) {
+        return Ok(());
+    }
+    let served = Operation::ALL.into_iter().filter(|other| catalogue.serves(model, *other));
+    let paths: Vec<String> = served.map(|other| format!("`{}`", surface::path_of(other))).collect();
+    let (here, paths) = (surface::path_of(operation), paths.join(", "));
+    Err(not_found(format!("That model is not served at `{here}`. It is served at {paths}.")))
+}
+
+pub(super) fn not_found(message: impl Into<String>) -> Rejection {
+    Rejection::new(Reason::ModelNotFound, message).param("model")
 }

@@ -104,7 +104,8 @@ impl ProxyHttp for Gateway {
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
         let asked = session.req_header();
-        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
+        let (stream, bytes) = (call.facts.stream, call.gate.body_bytes());
+        *head = headers::upstream(&provider, call.operation, stream, bytes, asked)?;
         call.gate.sending(clock::now());
         Ok(())
     }

@@ -7,6 +7,7 @@ use filters::answer::{Answer, Rules};
 use filters::attempt::NextAttempt;
 use filters::dialect::Shape;
 use filters::exhausted::{Tried, verdict};
+use filters::hold;
 use filters::ids::EndpointId;
 use filters::meter::Ceiling;
 use filters::upstream::board::{Outcome, Route};
@@ -211,29 +212,26 @@ fn attempt(
 ) -> pingora::Result<Attempt> {
     let now = clock::now();
     let endpoint = call.endpoint(id)?;
-    let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
     let bill = Bill {
         model: Arc::clone(&call.model),
         tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
-        ceiling: Ceiling { context: call.model.limits.context, output: call.bound.output },
+        ceiling: Ceiling {
+            context: hold::window(&call.facts, &call.model.limits),
+            output: call.bound.output,
+        },
+        free: call.operation.is_free(),
         abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
-    let edits = dialect.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
-    let shape = Shape {
-        choices: call.facts.choices,
-        stream: call.facts.stream,
-        wants_usage: call.facts.wants_usage,
-        public_model: call.model.name.clone(),
-        request_id: request_id.to_owned(),
-    };
+    let edits = call.operation.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
+    let shape = Shape::new(&call.facts, &call.model.name, request_id);
     Ok(Attempt {
         body: call.gate.edited(edits),
-        answer: Answer::new(dialect, shape, Rules::default())
+        answer: Answer::new(call.operation, shape, Rules::default())
             .classed_by(Arc::clone(&endpoint.provider.classify)),
         limits: Limits {
             first_byte: leg.first_byte,

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use rand_core::RngCore;
 
+use crate::dialect::Operation;
 use crate::ids::{CredentialId, EndpointId, ModelId};
 use crate::money::PriceCard;
 use crate::preferences::{Dropped, Preferences, RouteFacts};
@@ -78,6 +79,9 @@ pub struct EndpointSpec {
 pub struct ModelSpec {
     /// Its public name.
     pub name: String,
+    /// What is asked of it: one model that serves several operations is as many models here, each with
+    /// speeds of its own.
+    pub operation: Operation,
     /// Its routes.
     pub routes: Vec<EndpointId>,
     /// It thinks before it speaks.
@@ -363,7 +367,10 @@ impl Board {
     pub fn reloaded(&self, now: Instant, layout: Layout) -> Self {
         let mut new = Self::new(now, layout);
         let old_endpoint = |name: &str| self.layout.endpoints.iter().position(|spec| spec.name == name);
-        let old_model = |name: &str| self.layout.models.iter().position(|spec| spec.name == name);
+        let old_model = |new: &ModelSpec| {
+            let same = |spec: &ModelSpec| spec.name == new.name && spec.operation == new.operation;
+            self.layout.models.iter().position(same)
+        };
         for (at, (spec, state)) in new.layout.endpoints.iter().zip(&mut new.endpoints).enumerate() {
             let Some(old_at) = old_endpoint(&spec.name) else { continue };
             let Some((old, old_state)) = self.layout.endpoints.get(old_at).zip(self.endpoints.get(old_at))
@@ -375,7 +382,7 @@ impl Board {
             new.rests.adopt(&self.rests, ids.0, ids.1);
         }
         for (at, model) in new.layout.models.iter().enumerate() {
-            let Some(old_at) = old_model(&model.name) else { continue };
+            let Some(old_at) = old_model(model) else { continue };
             for endpoint in &model.routes {
                 let name = new.layout.endpoints.get(endpoint.0).map(|spec| spec.name.as_str());
                 let Some(old_endpoint) = name.and_then(old_endpoint) else { continue };
@@ -1057,6 +1064,7 @@ mod tests {
             endpoints: weights.iter().enumerate().map(|(n, w)| spec(n, *w)).collect(),
             models: vec![ModelSpec {
                 name: "m".into(),
+                operation: Operation::Chat,
                 routes: (0..weights.len()).map(EndpointId).collect(),
                 reasoning: false,
                 explore: true,

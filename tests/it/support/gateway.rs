@@ -27,6 +27,8 @@ const CLAUDE_PRICE: &str =
 pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
+    first_extra: String,
+    limits: String,
     extra: String,
     key: String,
     account: String,
@@ -54,6 +56,8 @@ impl Setup {
         Self {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
+            first_extra: String::new(),
+            limits: "context: 128000, output: 16384".to_owned(),
             extra: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
@@ -70,6 +74,18 @@ impl Setup {
     /// Keys for every provider, as YAML flow.
     pub fn providers(mut self, yaml: &str) -> Self {
         self.provider_extra = yaml.to_owned();
+        self
+    }
+
+    /// More keys for the first provider alone, as YAML flow.
+    pub fn first(mut self, yaml: &str) -> Self {
+        self.first_extra = format!(", {yaml}");
+        self
+    }
+
+    /// The model's limits, as YAML flow.
+    pub fn limits(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.limits);
         self
     }
 
@@ -147,14 +163,15 @@ impl Setup {
             let is_last = index + 1 == self.upstreams.len();
             let dialect = if self.mixed && is_last { "openai" } else { dialect };
             let extra = &self.provider_extra;
+            let first = if index == 0 { self.first_extra.as_str() } else { "" };
             providers.push_str(&format!(
-                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
+                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra}{first} }}\n"
             ));
             routes.push_str(&format!(
                 "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let Self { extra, balance, key, account, model, drain_max, routing, .. } = self;
+        let Self { extra, balance, key, account, model, drain_max, routing, limits, .. } = self;
         let price = format!("price: {price}");
         let model = match model.as_str() {
             "" => price,
@@ -169,7 +186,7 @@ impl Setup {
              {extra}\
              providers:\n{providers}\
              models:\n  {name}:\n    {model}\n    \
-             limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
+             limits: {{ {limits} }}\n    routes:\n{routes}\
              bootstrap:\n  accounts:\n    \
              alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
              beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"

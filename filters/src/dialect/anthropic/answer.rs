@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::super::fields::size;
+use super::super::fields::{size, string_bytes};
 use super::super::object::Object;
 use super::super::{Kind, Piece, Shape};
 use super::error;
@@ -60,8 +60,13 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
         return Piece::of(Kind::Unreadable);
     };
     let mut piece = Piece::of(Kind::Meaningful);
+    let mut said = object.value("stop_reason").is_some();
     for block in &blocks {
-        block.count(&mut piece.produced);
+        said |= block.count(&mut piece.produced);
+    }
+    if !said {
+        // Neither a word nor a reason why there is none: the same as a stream of openers alone.
+        piece.kind = Kind::Opener;
     }
     piece.finished = 1;
     piece.take_usage(object.value("usage"), Standing::Final);
@@ -218,17 +223,9 @@ impl Delta<'_> {
 }
 
 fn says(text: Option<&RawValue>, produced: &mut Produced) -> bool {
-    let bytes = text.map_or(0, |text| text_bytes(text.get()));
+    let bytes = text.map_or(0, |text| string_bytes(text.get()));
     produced.text_bytes += bytes;
     bytes > 0
-}
-
-/// The length of a JSON string, with its escapes resolved.
-fn text_bytes(json: &str) -> u64 {
-    if json.contains('\\') {
-        return serde_json::from_str::<String>(json).map_or(0, |text| size(&text));
-    }
-    json.strip_prefix('"').and_then(|text| text.strip_suffix('"')).map_or(0, size)
 }
 
 #[cfg(test)]
@@ -244,6 +241,7 @@ mod tests {
         Shape {
             stream: true,
             choices: 1,
+            echoed_bytes: 0,
             wants_usage: true,
             public_model: "claude-a".into(),
             request_id: "r".into(),
@@ -371,6 +369,19 @@ mod tests {
         }
         assert_eq!(piece(&start("null")).usage, None);
         assert_eq!(report(&piece(&start(r#"{"input_tokens":"12"}"#))).input, Some(12));
+    }
+
+    #[test]
+    fn a_whole_answer_that_says_nothing_is_none() {
+        let of = |content: &str, reason: &str| {
+            let text = format!(r#"{{"type":"message","content":{content},"stop_reason":{reason}}}"#);
+            whole(text.as_bytes(), &shape()).kind
+        };
+        assert_eq!(of("[]", "null"), Kind::Opener);
+        assert_eq!(of(r#"[{"type":"text","text":""}]"#, "null"), Kind::Opener);
+        assert_eq!(of("[]", "\"end_turn\""), Kind::Meaningful);
+        assert_eq!(of("[]", "\"pause_turn\""), Kind::Meaningful);
+        assert_eq!(of(r#"[{"type":"text","text":"a"}]"#, "null"), Kind::Meaningful);
     }
 
     #[test]
