@@ -61,6 +61,34 @@ impl Default for Rules {
     }
 }
 
+/// How much longer a text may become when it is written anew with every letter escaped.
+const ESCAPED: usize = 3;
+
+impl Rules {
+    /// The bounds of the answer to a request of so many bytes. A response begins by repeating much of its request,
+    /// in each of its first two events, and at the beginning of a whole one.
+    #[must_use]
+    pub fn of(operation: Operation, request_bytes: usize) -> Self {
+        let repeated = match operation {
+            Operation::Responses => request_bytes.saturating_mul(ESCAPED),
+            Operation::Chat
+            | Operation::Completions
+            | Operation::Embeddings
+            | Operation::Messages
+            | Operation::CountTokens => 0,
+        };
+        let Self { hold_bytes_max, whole_bytes_max, error_bytes_max, event_bytes_max, read_bytes_max } =
+            Self::default();
+        Self {
+            hold_bytes_max: hold_bytes_max.saturating_add(repeated.saturating_mul(2)),
+            whole_bytes_max: whole_bytes_max.saturating_add(repeated),
+            error_bytes_max,
+            event_bytes_max: event_bytes_max.saturating_add(repeated),
+            read_bytes_max: read_bytes_max.saturating_add(repeated),
+        }
+    }
+}
+
 /// What to do now.
 #[derive(Debug)]
 pub enum Step {
@@ -393,7 +421,7 @@ impl Answer {
             if pending.len() < self.rules.hold_bytes_max {
                 return Step::Hold;
             }
-            if memchr::memmem::find(pending, b"\"error\"").is_some() {
+            if speaks_of_error(pending) {
                 return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
             }
             self.commit(&mut out);
@@ -652,6 +680,16 @@ impl Answer {
         }
         Step::Forward(Forward { bytes, commits, end })
     }
+}
+
+/// Whether an event whose end has not come says `error` other than to say that there is none.
+fn speaks_of_error(pending: &[u8]) -> bool {
+    let word: &[u8] = b"\"error\"";
+    memchr::memmem::find_iter(pending, word).any(|at| {
+        let behind = pending.get(at + word.len()..).unwrap_or_default().trim_ascii_start();
+        let value = behind.strip_prefix(b":").map(<[u8]>::trim_ascii_start);
+        !value.is_some_and(|value| value.starts_with(b"null"))
+    })
 }
 
 fn refuse(failure: Failure) -> Step {
@@ -1031,6 +1069,28 @@ mod tests {
         let used = answer.used(99, &Ceiling::NONE);
         assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
         assert_eq!(answer.ended(), &Ended::Properly);
+    }
+
+    #[test]
+    fn a_response_may_begin_by_repeating_a_long_request() {
+        let instructions = "x".repeat(400 << 10);
+        let repeating = |line: &str| {
+            line.replace(
+                r#""output":"#,
+                &format!(r#""error":null,"instructions":"{instructions}","output":"#),
+            )
+        };
+        let shape = answer(true, true).shape;
+        let mut long = Answer::new(Operation::Responses, shape, Rules::of(Operation::Responses, 401 << 10));
+        let stream = events(&[&repeating(CREATED), &repeating(CREATED), DELTA, &repeating(COMPLETED)]);
+        let parts: Vec<&[u8]> = stream.as_bytes().chunks(60_000).collect();
+        let (out, refusal, _) = play(&mut long, &parts);
+        assert_eq!((text(&out) == stream.replace("up-a", "gpt-a"), refusal), (true, None));
+        assert_eq!(long.used(0, &Ceiling::NONE).usage.output, 5);
+        assert!(!speaks_of_error(br#"{"error" : null,"x":"error"#), "cut before its end");
+        for text in [r#"{"error":{"#, r#"{"type":"error","#, r#"{"error":null,"a":{"error":1"#] {
+            assert!(speaks_of_error(text.as_bytes()), "{text}");
+        }
     }
 
     #[test]

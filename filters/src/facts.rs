@@ -51,6 +51,9 @@ pub struct Input {
     pub tokens: u64,
     /// Texts that are read apart, each with a context window of its own; none counts as one.
     pub texts: u64,
+    /// How often the model may read everything, at most, since tools run at the provider's in between; none
+    /// counts as once.
+    pub rounds: u64,
     /// Images that came inside the body.
     pub inline_images: u64,
     /// It refers to something that is not in the body (a remote file, stored state, server tools):

@@ -71,6 +71,13 @@ pub fn window(facts: &Facts, limits: &Limits) -> u64 {
     limits.context.saturating_mul(facts.input.texts.max(1))
 }
 
+/// What a call can be reported to have read at most. Where tools run at the provider's, the model reads everything
+/// again after each; a hold covers one reading, and what is above it is an excess.
+#[must_use]
+pub fn most_read(facts: &Facts, limits: &Limits) -> u64 {
+    window(facts, limits).saturating_mul(facts.input.rounds.max(1))
+}
+
 /// The first thing that a request asks for, costs more than its tokens, has no price in `list`, and was not
 /// allowed to do without one.
 #[must_use]
@@ -220,6 +227,9 @@ mod tests {
         let mut many = facts(9_000_000, Some(0));
         many.input.texts = 3;
         assert_eq!(bound(&many, &LIMITS, None).input, 3 * 128_000);
+        many.input.rounds = 2;
+        assert_eq!(bound(&many, &LIMITS, None).input, 3 * 128_000, "a hold is for one reading");
+        assert_eq!(most_read(&many, &LIMITS), 2 * 3 * 128_000);
         let mut numbers = facts(30, Some(0));
         numbers.input.tokens = 500;
         assert_eq!(bound(&numbers, &LIMITS, None).input, 30 + 500 + 8 + 16);

@@ -219,7 +219,7 @@ fn attempt(
         provider_cost: endpoint.cost,
         own_input: call.own_input,
         ceiling: Ceiling {
-            context: hold::window(&call.facts, &call.model.limits),
+            context: hold::most_read(&call.facts, &call.model.limits),
             output: call.bound.output,
         },
         free: call.operation.is_free(),
@@ -227,11 +227,12 @@ fn attempt(
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
-    let edits = call.operation.edits(&call.gate.source(), &call.facts, &call.bound, &endpoint.manners);
+    let source = call.gate.source();
+    let edits = call.operation.edits(&source, &call.facts, &call.bound, &endpoint.manners);
     let shape = Shape::new(&call.facts, &call.model.name, request_id);
     Ok(Attempt {
         body: call.gate.edited(edits),
-        answer: Answer::new(call.operation, shape, Rules::default())
+        answer: Answer::new(call.operation, shape, Rules::of(call.operation, source.len()))
             .classed_by(Arc::clone(&endpoint.provider.classify)),
         limits: Limits {
             first_byte: leg.first_byte,

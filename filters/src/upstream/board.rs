@@ -1312,6 +1312,30 @@ mod tests {
         assert_eq!(played.order(), [0], "the open one has another place now");
     }
 
+    #[test]
+    fn the_speeds_of_two_operations_of_one_model_do_not_mix_nor_after_a_reload() {
+        let both = |operations: [Operation; 2]| {
+            let one = layout(&[100]);
+            let spec = |operation| ModelSpec { operation, ..one.models[0].clone() };
+            Layout { models: operations.map(spec).to_vec(), ..one.clone() }
+        };
+        let mut played = Played::new(&[100]);
+        played.board = Board::new(played.now, both([Operation::Chat, Operation::Embeddings]));
+        for _ in 0..100 {
+            played.attempt(0, SERVED);
+            played.wait(20);
+        }
+        let event = |played: &mut Played, model| {
+            let route = Route { model: ModelId(model), endpoint: EndpointId(0) };
+            played.board.limits(played.now, route, Form::Stream, 10).map(|limits| limits.event)
+        };
+        let (learnt, cold) = (event(&mut played, 0), event(&mut played, 1));
+        assert!(learnt < cold, "{learnt:?} {cold:?}");
+        let turned = both([Operation::Embeddings, Operation::Chat]);
+        played.board = played.board.reloaded(played.now, turned);
+        assert_eq!((event(&mut played, 0), event(&mut played, 1)), (cold, learnt));
+    }
+
     proptest! {
         #[test]
         fn the_rate_of_failures_never_refuses_the_last_route(

@@ -135,21 +135,35 @@ impl Piece {
 }
 
 /// What is named, as it is named: `input_tokens` leaves out what was read from a cache or written to
-/// one. `None` when a count cannot be believed.
+/// one. What compacting a long conversation took is billed, but no part of the totals: it stands in
+/// `iterations` alone. `None` when a count cannot be believed.
 fn read_usage(usage: &Value, standing: Standing) -> Option<Reported> {
     let fields = usage.as_object()?;
     let named = |value: Option<&Value>| match value {
         None | Some(Value::Null) => Some(None),
         Some(value) => tokens(value).map(Some),
     };
+    let iterations =
+        fields.get("iterations").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let is_compaction = |it: &&Value| it.get("type").and_then(Value::as_str) == Some("compaction");
+    let total = |key: &str| {
+        let compacted = iterations.iter().filter(is_compaction).filter_map(|it| it.get(key));
+        compacted.map(|count| named(Some(count))).try_fold(named(fields.get(key))?, |sum, more| {
+            Some(match (sum, more?) {
+                (None, more) => more,
+                (sum, None) => sum,
+                (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
+            })
+        })
+    };
     let written = |key: &str| named(fields.get("cache_creation").and_then(|parts| parts.get(key)));
     Some(Reported {
-        input: named(fields.get("input_tokens"))?,
-        cache_read: named(fields.get("cache_read_input_tokens"))?,
-        cache_write: named(fields.get("cache_creation_input_tokens"))?,
+        input: total("input_tokens")?,
+        cache_read: total("cache_read_input_tokens")?,
+        cache_write: total("cache_creation_input_tokens")?,
         cache_write_5m: written("ephemeral_5m_input_tokens")?,
         cache_write_1h: written("ephemeral_1h_input_tokens")?,
-        output: named(fields.get("output_tokens"))?,
+        output: total("output_tokens")?,
         standing,
         ..Reported::default()
     })
@@ -360,6 +374,18 @@ mod tests {
         assert_eq!((usage.cache_write_5m, usage.cache_write_1h), (200, 100));
         let midway = piece(r#"{"type":"message_delta","delta":{},"usage":{"output_tokens":7}}"#);
         assert_eq!(report(&midway).standing, Standing::SoFar);
+    }
+
+    #[test]
+    fn what_a_compaction_took_is_part_of_what_is_paid() {
+        let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":7},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
+        let found = report(&piece(&start(usage)));
+        assert_eq!((found.input, found.cache_read, found.output), (Some(203_000), Some(7), Some(4_500)));
+        let odd = r#"{"input_tokens":1,"iterations":[{"type":"compaction","input_tokens":-5}]}"#;
+        assert_eq!(piece(&start(odd)).usage, Some(UsageReport::Unbelievable));
+        let other =
+            r#"{"input_tokens":1,"output_tokens":2,"iterations":[1,{"type":"message","input_tokens":1}]}"#;
+        assert_eq!(report(&piece(&start(other))).input, Some(1));
     }
 
     #[test]

@@ -8,7 +8,6 @@
 //!
 //! Fields that change the price of a call without changing its tokens (`speed`, `inference_geo`), and tools
 //! with a fee of their own, are named in the facts: a call is refused where nobody has said that it may.
-//! Deliberately absent: the tokens of a compaction, which `usage` names apart from its totals.
 
 pub mod answer;
 pub mod count;

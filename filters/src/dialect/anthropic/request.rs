@@ -24,6 +24,10 @@ const CALLER_TOOLS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"
 /// What the description of one of them may cost, in tokens.
 const CALLER_TOOL_TOKENS_MAX: u64 = 1_024;
 
+/// How often a model reads everything, at most, while tools run at the provider's or a long conversation is
+/// compacted: its loop ends with `pause_turn` after ten.
+const ROUNDS_MAX: u64 = 11;
+
 /// Fields that we act on: a second one of them could mean something else to the upstream.
 pub(super) const ACTED_ON: [&str; 12] = [
     "model",
@@ -86,6 +90,9 @@ pub(super) fn input(request: &Fields<'_>, body_bytes: usize) -> Result<(Input, V
     }
     let elsewhere = ["mcp_servers", "container", "context_management"];
     sizes.input.beyond_body |= elsewhere.into_iter().any(|field| request.value(field).is_some());
+    if sizes.input.beyond_body {
+        sizes.input.rounds = ROUNDS_MAX;
+    }
     let asks_for = |extra, field, usual: &str| {
         let unusual = request.value(field).is_some_and(|value| value != usual);
         unusual.then_some(Surcharge { extra, field })
@@ -349,7 +356,8 @@ mod tests {
             r#","container":"c_1""#,
             r#","context_management":{"edits":[]}"#,
         ] {
-            assert!(facts(&with(fields)).input.beyond_body, "{fields}");
+            let input = facts(&with(fields)).input;
+            assert!(input.beyond_body && input.rounds == ROUNDS_MAX, "{fields}");
         }
         for block in [
             r#"{"type":"image","source":{"type":"url","url":"https://x"}}"#,

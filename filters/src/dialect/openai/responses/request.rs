@@ -10,7 +10,7 @@ use crate::json::Edit;
 use crate::verdict::{Reason, Rejection};
 
 /// Fields that we act on: a second one of them could mean something else to the upstream.
-const ACTED_ON: [&str; 12] = [
+const ACTED_ON: [&str; 13] = [
     "model",
     "stream",
     "input",
@@ -22,6 +22,7 @@ const ACTED_ON: [&str; 12] = [
     "conversation",
     "prompt",
     "context_management",
+    "max_tool_calls",
     "service_tier",
 ];
 /// What stands for an input that is kept at the provider's.
@@ -31,6 +32,10 @@ const CALLER_TOOLS: [&str; 2] = ["function", "custom"];
 /// Other tools that have no fee of their own. What they bring in is input, which the body does not show.
 const TOOLS_WITHOUT_FEE: [&str; 6] =
     ["mcp", "local_shell", "apply_patch", "computer", "computer_use_preview", "tool_search"];
+/// How often a model may read everything while tools run at the provider's, where the caller sets no bound.
+const ROUNDS_DEFAULT: u64 = 32;
+/// The largest bound of a caller that is taken seriously.
+const TOOL_CALLS_MAX: u64 = 1_000;
 /// What is read of an item.
 const ITEM_FIELDS: [&str; 9] =
     ["type", "role", "content", "name", "arguments", "input", "output", "summary", "encrypted_content"];
@@ -60,6 +65,10 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     }
     if let Some(tools) = request.value("tools") {
         sizes.tools(tools)?;
+    }
+    if sizes.input.beyond_body {
+        let calls = request.whole_number("max_tool_calls", 0, TOOL_CALLS_MAX)?;
+        sizes.input.rounds = calls.map_or(ROUNDS_DEFAULT, |calls| calls.saturating_add(1));
     }
     let tier = tier(&request)?;
     let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX).saturating_sub(sizes.media_bytes);
@@ -307,6 +316,15 @@ mod tests {
             let facts = facts(&with(&format!(r#","tools":[{tool}]"#)));
             assert_eq!((facts.input.beyond_body, !facts.surcharges.is_empty()), (beyond, fee), "{tool}");
         }
+    }
+
+    #[test]
+    fn every_tool_call_at_the_providers_is_a_reading_more() {
+        let rounds = |fields: &str| facts(&with(fields)).input.rounds;
+        let tools = r#","tools":[{"type":"mcp","server_url":"https://x"}]"#;
+        assert_eq!(rounds(""), 0);
+        assert_eq!(rounds(tools), ROUNDS_DEFAULT);
+        assert_eq!(rounds(&format!(r#"{tools},"max_tool_calls":3"#)), 4);
     }
 
     #[test]
