@@ -403,6 +403,7 @@ impl Check {
         if named.is_empty() {
             let message = format!("must name at least one of: {}; leave it out for all", words(&of_dialect));
             self.fault(path, message);
+            return of_dialect;
         }
         let foreign: Vec<Operation> =
             named.iter().copied().filter(|operation| !of_dialect.contains(operation)).collect();
@@ -536,6 +537,12 @@ impl Check {
                 unpriced: raw.unpriced.unwrap_or_default().into_iter().map(extra).collect(),
                 routes,
             };
+            let served = Operation::ALL.into_iter().any(|operation| catalogue.serves(&model, operation));
+            if !served && !model.routes.is_empty() {
+                let message = "serve nothing of this model: see `surfaces` of their providers (a model with \
+                               `limits.output` of 0 needs `embeddings`)";
+                self.fault(join(&path, "routes"), message);
+            }
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
@@ -895,6 +902,8 @@ bootstrap:
             let path = "providers.p.surfaces".to_owned();
             assert_eq!(faults(&named(wrong)), [(Some(5), path)], "{wrong}");
         }
+        let mute = named("[chat]").replace("output: 100", "output: 0");
+        assert_eq!(faults(&mute), [(Some(10), "models.m.routes".to_owned())]);
         let unknown = parse(&named("[chat, rerank]"), vars).expect_err("a fault").to_string();
         assert!(unknown.contains("rerank") && unknown.contains("embeddings"), "{unknown}");
     }

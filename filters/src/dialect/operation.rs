@@ -15,6 +15,19 @@ use crate::verdict::{Rejection, UpstreamError};
 use bytes::Bytes;
 use std::ops::Range;
 
+/// How servers say that a path is none of theirs, in small letters.
+const NO_SUCH_PATH: [&str; 6] = [
+    "invalid url",
+    "unknown request url",
+    "file not found",
+    "no such endpoint",
+    "page not found",
+    "resource not found",
+];
+/// How servers say that the path is theirs, but nothing behind it.
+const NO_SUCH_TASK: [&str; 3] =
+    ["does not support embeddings", "does not support completions", "does not support responses"];
+
 /// One thing that a provider can be asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -188,23 +201,27 @@ impl Operation {
         }
     }
 
-    /// Whether an error says that the upstream does not know this path at all, rather than something about
-    /// the request. Every server knows its dialect's first operation; of the others many are missing
-    /// somewhere, and another route may have them.
+    /// Whether an error says that the upstream does not do this at all, rather than something about the request.
+    /// Every server knows its dialect's first operation; of the others many are missing somewhere, and
+    /// another route may have them.
     #[must_use]
     pub fn is_unknown_to(self, error: &UpstreamError) -> bool {
-        if matches!(self, Self::Chat | Self::Messages) || !matches!(error.status, 404 | 405) {
+        if matches!(self, Self::Chat | Self::Messages) || error.code == "model_not_found" {
             return false;
         }
         let said = error.message.to_ascii_lowercase();
-        // A page that is no error of the API has no message; the rest is how the known servers say it.
-        let phrases =
-            ["invalid url", "unknown request url", "file not found", "no such endpoint", "page not found"];
-        error.status == 405
-            || said.is_empty()
-            || said == "not found"
-            || said.contains(self.path())
-            || phrases.into_iter().any(|phrase| said.contains(phrase))
+        match error.status {
+            405 | 501 => true,
+            // A page that is no error of the API has no message; the rest is how the known servers say it.
+            404 => {
+                said.is_empty()
+                    || said == "not found"
+                    || said.contains(self.path())
+                    || NO_SUCH_PATH.iter().any(|p| said.contains(p))
+            }
+            400 => NO_SUCH_TASK.iter().any(|phrase| said.contains(phrase)),
+            _ => false,
+        }
     }
 
     /// An error as the last event of a stream that has begun, behind an event of this number.
@@ -254,6 +271,14 @@ mod tests {
                 r#"{"error":{"message":"Invalid URL (POST /v1/responses)","type":"invalid_request_error"}}"#,
             ),
             (404, r#"{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}"#),
+            (
+                501,
+                r#"{"error":{"code":501,"message":"This server does not support embeddings.","type":"not_supported_error"}}"#,
+            ),
+            (
+                400,
+                r#"{"error":{"message":"The model does not support Embeddings API","type":"BadRequestError","code":400}}"#,
+            ),
         ] {
             assert!(unknown(Operation::Responses, status, body), "{status} {body}");
             assert!(!unknown(Operation::Chat, status, body), "every server knows that one");
@@ -261,7 +286,9 @@ mod tests {
         for (status, body) in [
             (404, r#"{"error":{"message":"The model `x` does not exist","code":"model_not_found"}}"#),
             (404, r#"{"error":{"message":"Conversation with id 'conv_1' not found."}}"#),
+            (404, r#"{"error":{"message":"","code":"model_not_found"}}"#),
             (400, ""),
+            (400, r#"{"error":{"message":"`n` is too large"}}"#),
             (500, ""),
         ] {
             assert!(!unknown(Operation::Responses, status, body), "{status} {body}");

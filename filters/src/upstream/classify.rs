@@ -79,7 +79,7 @@ pub fn failure(operation: Operation, error: &UpstreamError, body: &[u8], rules: 
         return Failure::Credential(error.status);
     }
     if operation.is_unknown_to(error) {
-        return Failure::Status(error.status);
+        return Failure::NOT_SERVED;
     }
     match known(&error.code).or_else(|| known(&error.kind)) {
         // A 4xx that speaks of load is the endpoint's; a 5xx that speaks of the request stays a 5xx:

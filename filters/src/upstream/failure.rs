@@ -73,6 +73,9 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The upstream does not do what was asked for at all.
+    pub const NOT_SERVED: Self = Self::Status(404);
+
     /// What an upstream's error status means for the plan.
     #[must_use]
     pub const fn from_status(status: u16) -> Self {
@@ -109,7 +112,7 @@ impl Failure {
             Self::CallerFault(_)
             | Self::Ours
             | Self::Credential(_)
-            | Self::Status(403 | 404 | 405 | 429)
+            | Self::Status(403 | 404 | 429)
             | Self::Timeout(Timer::Drain) => false,
             Self::Connect
             | Self::Timeout(_)
@@ -132,7 +135,7 @@ impl Failure {
                 Timer::Connect | Timer::FirstByte | Timer::FirstEvent | Timer::Idle => true,
                 Timer::Share | Timer::StreamMax | Timer::Drain => false,
             },
-            Self::Status(status) => !matches!(status, 403 | 404 | 405 | 429),
+            Self::Status(status) => !matches!(status, 403 | 404 | 429),
             Self::Credential(_)
             | Self::Redirect
             | Self::NotAnAnswer(NotAnAnswer::WrongType | NotAnAnswer::Unreadable)
@@ -141,11 +144,10 @@ impl Failure {
         }
     }
 
-    /// Whether the upstream does not know what was asked for at all: its word for the path, not for the
-    /// request. (A 404 about the request itself is a caller's fault.)
+    /// Whether it is [`Self::NOT_SERVED`]. (A 404 about the request itself is a caller's fault.)
     #[must_use]
     pub const fn is_not_served(&self) -> bool {
-        matches!(self, Self::Status(404 | 405))
+        matches!(self, Self::Status(404))
     }
 
     /// Whether no connection came about, which may be our own network's doing.
@@ -164,7 +166,7 @@ impl Failure {
             Self::Status(408) => "status_408",
             Self::Status(429) => "status_429",
             Self::Status(403) => "status_403",
-            Self::Status(404 | 405) => "not_served",
+            Self::Status(404) => "not_served",
             Self::Status(_) => "status_5xx",
             Self::Credential(_) => "credential",
             Self::Redirect => "redirect",
