@@ -61,6 +61,8 @@ impl Default for Rules {
     }
 }
 
+/// Of embeddings that are read for their usage, in bytes.
+const EMBEDDINGS_READ_BYTES_MAX: usize = 1 << 20;
 /// How much longer a text may become when it is written anew with every letter escaped.
 const ESCAPED: usize = 3;
 
@@ -79,6 +81,9 @@ impl Rules {
         };
         let Self { hold_bytes_max, whole_bytes_max, error_bytes_max, event_bytes_max, read_bytes_max } =
             Self::default();
+        // A long list of floats says nothing that its end does not: reading it would only take time.
+        let read_bytes_max =
+            if operation == Operation::Embeddings { EMBEDDINGS_READ_BYTES_MAX } else { read_bytes_max };
         Self {
             hold_bytes_max: hold_bytes_max.saturating_add(repeated.saturating_mul(2)),
             whole_bytes_max: whole_bytes_max.saturating_add(repeated),
