@@ -10,7 +10,8 @@
 //!   comments and pings dropped. After [`Rules::hold_bytes_max`] of one unfinished event it commits
 //!   all the same, unless that event speaks of an error.
 //! - One JSON text is held whole up to [`Rules::whole_bytes_max`]; a longer one commits there, and its
-//!   latest piece is kept back, so that its cost is known before its last byte is gone.
+//!   latest piece is kept back, so that its cost is known before its last byte is gone, and a model's name
+//!   at its very end can still be changed.
 //! - A stream that is folded into a whole answer is held until it is complete, and commits then.
 //! - An error status keeps its body (up to [`Rules::error_bytes_max`]) for the caller's answer, should
 //!   no other candidate serve.
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::dialect::fold::{Fold, Unfoldable};
-use crate::dialect::{Dialect, Kind, Piece, Shape};
+use crate::dialect::{Kind, Operation, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
 use crate::stream::coding::Decoder;
@@ -33,6 +34,8 @@ use crate::verdict::{Reason, Rejection, UpstreamError};
 
 /// What is kept of the end of a JSON text too long to be read, in bytes.
 const TAIL_BYTES: usize = 16 << 10;
+/// What is kept back of a long JSON text at least, in bytes: the names and numbers behind a list of floats.
+const KEPT_BACK_BYTES: usize = 1 << 10;
 
 /// Bounds of one answer.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +60,39 @@ impl Default for Rules {
             error_bytes_max: 64 << 10,
             event_bytes_max: 8 << 20,
             read_bytes_max: 8 << 20,
+        }
+    }
+}
+
+/// Of embeddings that are read for their usage, in bytes.
+const EMBEDDINGS_READ_BYTES_MAX: usize = 1 << 20;
+/// How much longer a text may become when it is written anew with every letter escaped.
+const ESCAPED: usize = 3;
+
+impl Rules {
+    /// The bounds of the answer to a request of so many bytes. A response begins by repeating much of its request,
+    /// in each of its first two events, and at the beginning of a whole one.
+    #[must_use]
+    pub fn of(operation: Operation, request_bytes: usize) -> Self {
+        let repeated = match operation {
+            Operation::Responses => request_bytes.saturating_mul(ESCAPED),
+            Operation::Chat
+            | Operation::Completions
+            | Operation::Embeddings
+            | Operation::Messages
+            | Operation::CountTokens => 0,
+        };
+        let Self { hold_bytes_max, whole_bytes_max, error_bytes_max, event_bytes_max, read_bytes_max } =
+            Self::default();
+        // A long list of floats says nothing that its end does not: reading it would only take time.
+        let read_bytes_max =
+            if operation == Operation::Embeddings { EMBEDDINGS_READ_BYTES_MAX } else { read_bytes_max };
+        Self {
+            hold_bytes_max: hold_bytes_max.saturating_add(repeated.saturating_mul(2)),
+            whole_bytes_max: whole_bytes_max.saturating_add(repeated),
+            error_bytes_max,
+            event_bytes_max: event_bytes_max.saturating_add(repeated),
+            read_bytes_max: read_bytes_max.saturating_add(repeated),
         }
     }
 }
@@ -119,7 +155,7 @@ pub enum Ended {
 /// One attempt's response.
 #[derive(Debug)]
 pub struct Answer {
-    dialect: Dialect,
+    operation: Operation,
     shape: Shape,
     rules: Rules,
     classes: Arc<[Rule]>,
@@ -135,6 +171,8 @@ pub struct Answer {
     finished: u64,
     /// Bytes of a whole answer that have come; what a cut one is counted by.
     whole_bytes: usize,
+    /// The number of the last event, where events are numbered.
+    sequence: Option<u64>,
     meter: Meter,
 }
 
@@ -162,6 +200,8 @@ enum Phase {
     /// A JSON text too long to be read: it passes, and its end is looked at for usage.
     Passing {
         tail: BytesMut,
+        /// How much of it has not gone out.
+        unsent: usize,
     },
     /// The caller has had the end; whatever still comes is nobody's.
     Over,
@@ -170,9 +210,10 @@ enum Phase {
 impl Answer {
     /// Waits for the head of an attempt's response.
     #[must_use]
-    pub fn new(dialect: Dialect, shape: Shape, rules: Rules) -> Self {
+    pub fn new(operation: Operation, shape: Shape, rules: Rules) -> Self {
         Self {
-            dialect,
+            operation,
+            meter: Meter::echoing(shape.echoed_bytes),
             shape,
             rules,
             classes: Arc::default(),
@@ -185,7 +226,7 @@ impl Answer {
             ended: Ended::Not,
             finished: 0,
             whole_bytes: 0,
-            meter: Meter::default(),
+            sequence: None,
         }
     }
 
@@ -241,6 +282,9 @@ impl Answer {
     /// What was used so far. A whole answer that is cut before its end is counted by its bytes.
     #[must_use]
     pub fn used(&self, own_input: u64, ceiling: &Ceiling) -> Used {
+        if self.operation.is_free() {
+            return Used::default();
+        }
         if self.settled || self.shape.stream || matches!(self.phase, Phase::Fold { .. }) {
             return self.meter.used(own_input, self.settled, ceiling);
         }
@@ -283,7 +327,7 @@ impl Answer {
         self.phase = if self.shape.stream {
             Phase::Stream { scanner: Scanner::default(), held: BytesMut::new(), done: false }
         } else if is("text/event-stream") {
-            Phase::Fold { scanner: Scanner::default(), fold: Fold::new(self.dialect) }
+            Phase::Fold { scanner: Scanner::default(), fold: Fold::new(self.operation.dialect()) }
         } else {
             Phase::Whole { text: BytesMut::new(), sent: 0 }
         };
@@ -323,10 +367,15 @@ impl Answer {
                 scanner.push(bytes);
                 self.fold_events()
             }
-            Phase::Passing { tail } => {
+            Phase::Passing { tail, unsent } => {
                 tail.extend_from_slice(bytes);
+                let from = tail.len().saturating_sub(*unsent + bytes.len());
+                *unsent = (*unsent + bytes.len()).min(KEPT_BACK_BYTES);
+                let out = Bytes::copy_from_slice(
+                    tail.get(from..tail.len().saturating_sub(*unsent)).unwrap_or_default(),
+                );
                 tail.advance(tail.len().saturating_sub(TAIL_BYTES));
-                self.forward(bytes.clone(), End::Open)
+                self.forward(out, End::Open)
             }
             Phase::Over => Step::Hold,
         }
@@ -340,16 +389,9 @@ impl Answer {
             Phase::Stream { .. } => self.stream_end(),
             Phase::Whole { .. } => self.whole_end(),
             Phase::Fold { .. } => self.fold_end(),
-            Phase::Passing { tail } => {
-                if let Some(report) = self.dialect.usage_in_tail(tail, &self.shape) {
-                    self.meter.report(report);
-                } else {
-                    let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
-                    self.meter.produce(Produced { text_bytes, tool_calls: 0 });
-                }
-                self.settled = true;
-                self.ended = Ended::Properly;
-                self.forward(Bytes::new(), End::Over)
+            Phase::Passing { tail, unsent } => {
+                let (tail, unsent) = (std::mem::take(tail).freeze(), *unsent);
+                self.passing_end(&tail, unsent)
             }
             Phase::Over => Step::Hold,
         }
@@ -380,13 +422,13 @@ impl Answer {
 
     fn refused(&mut self) -> Step {
         let Phase::Refused { status, body } = &self.phase else { return refuse(Failure::Ours) };
-        Step::Failed(self.classed(self.dialect.error(*status, body), body))
+        Step::Failed(self.classed(self.operation.dialect().error(*status, body), body))
     }
 
     /// An error with what it means. Where it is the request's own fault, the caller sees the status that
     /// says so.
     fn classed(&self, mut error: UpstreamError, body: &[u8]) -> Refusal {
-        let failure = classify::failure(&error, body, &self.classes);
+        let failure = classify::failure(self.operation, &error, body, &self.classes);
         if let Failure::CallerFault(status) = failure {
             error.status = status;
         }
@@ -432,7 +474,7 @@ impl Answer {
             if pending.len() < self.rules.hold_bytes_max {
                 return Step::Hold;
             }
-            if memchr::memmem::find(pending, b"\"error\"").is_some() {
+            if speaks_of_error(pending) {
                 return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
             }
             self.commit(&mut out);
@@ -442,7 +484,7 @@ impl Answer {
 
     /// Judges one event and puts what the caller may see of it into `out`, or among the held ones.
     fn event(&mut self, event: &Event, out: &mut BytesMut) -> Result<End, Refusal> {
-        let piece = self.dialect.event(event, &self.shape);
+        let piece = self.operation.event(event, &self.shape);
         self.count(&piece);
         let Piece { kind, edits, .. } = piece;
         match kind {
@@ -474,6 +516,14 @@ impl Answer {
                 Ok(End::Settle)
             }
             Kind::Done => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Empty))),
+            Kind::Last => {
+                if !self.committed {
+                    self.commit(out);
+                }
+                self.done();
+                out.extend_from_slice(&Event::terminated(&seen(event, edits)));
+                Ok(End::Settle)
+            }
             Kind::Error(error) if self.committed => {
                 let Refusal { failure, error } =
                     self.classed(error, event.data.as_deref().unwrap_or_default());
@@ -491,7 +541,12 @@ impl Answer {
     }
 
     fn count(&mut self, piece: &Piece) {
-        self.meter.produce(piece.produced);
+        if piece.restates {
+            self.meter.restate(piece.produced);
+        } else {
+            self.meter.produce(piece.produced);
+        }
+        self.sequence = piece.sequence.or(self.sequence);
         if let Some(report) = piece.usage {
             self.meter.report(report);
         }
@@ -540,7 +595,7 @@ impl Answer {
         if self.settled || self.has_finished() {
             if !self.settled {
                 // SDKs wait for it; a provider that forgets it has said everything all the same.
-                out.extend_from_slice(self.dialect.terminal_event());
+                out.extend_from_slice(self.operation.terminal_event());
             }
             self.settled = true;
             self.ended = Ended::Properly;
@@ -561,20 +616,40 @@ impl Answer {
             if fails {
                 return refuse(Failure::NotAnAnswer(NotAnAnswer::Unreadable));
             }
-            rename_model(text, &self.shape.public_model);
+            rename_model(text, &self.shape);
         }
         // The latest piece stays here: it may be the last one.
-        let up_to = text.len().saturating_sub(latest).max(*sent);
+        let passes = text.len() > self.rules.read_bytes_max;
+        let kept_back = if passes { KEPT_BACK_BYTES } else { latest.max(KEPT_BACK_BYTES) };
+        let up_to = text.len().saturating_sub(kept_back).max(*sent);
         let bytes = Bytes::copy_from_slice(text.get(*sent..up_to).unwrap_or_default());
         *sent = up_to;
-        if text.len() > self.rules.read_bytes_max {
-            let rest = Bytes::copy_from_slice(text.get(up_to..).unwrap_or_default());
+        if passes {
             let kept = text.len().saturating_sub(TAIL_BYTES);
             let tail = BytesMut::from(text.get(kept..).unwrap_or_default());
-            self.phase = Phase::Passing { tail };
-            return self.forward([bytes, rest].concat().into(), End::Open);
+            self.phase = Phase::Passing { tail, unsent: text.len().saturating_sub(up_to) };
         }
         self.forward(bytes, End::Open)
+    }
+
+    /// The end of a text that was too long to be read.
+    fn passing_end(&mut self, tail: &Bytes, unsent: usize) -> Step {
+        if let Some(report) = self.operation.usage_in_tail(tail, &self.shape) {
+            self.meter.report(report);
+        } else {
+            let text_bytes = u64::try_from(self.whole_bytes).unwrap_or(u64::MAX);
+            self.meter.produce(Produced { text_bytes, tool_calls: 0 });
+        }
+        self.settled = true;
+        self.ended = Ended::Properly;
+        let rest = tail.slice(tail.len().saturating_sub(unsent)..);
+        let name =
+            self.operation.model_in_tail(&rest).map(|span| Edit { span, with: public_name(&self.shape) });
+        let rest = match name {
+            Some(edit) => Bytes::from(json::apply(&rest, &mut [edit])),
+            None => rest,
+        };
+        self.forward(rest, End::Over)
     }
 
     fn whole_end(&mut self) -> Step {
@@ -584,7 +659,7 @@ impl Answer {
         }
         let sent = *sent;
         let text = std::mem::take(text).freeze();
-        let piece = self.dialect.whole(&text, &self.shape);
+        let piece = self.operation.whole(&text, &self.shape);
         self.count(&piece);
         let Piece { kind, mut edits, .. } = piece;
         // An answer that the caller has in part already is not taken back for saying nothing.
@@ -603,7 +678,13 @@ impl Answer {
                 self.forward(bytes, End::Over)
             }
             Kind::Error(error) if !self.committed => Step::Failed(self.classed(error, &text)),
-            Kind::Error(_) | Kind::Unreadable | Kind::Opener | Kind::Ping | Kind::UsageOnly | Kind::Done => {
+            Kind::Error(_)
+            | Kind::Unreadable
+            | Kind::Opener
+            | Kind::Ping
+            | Kind::UsageOnly
+            | Kind::Done
+            | Kind::Last => {
                 if self.committed {
                     self.break_off(Failure::Broken)
                 } else {
@@ -633,14 +714,17 @@ impl Answer {
 
     /// Answers whether it was the end.
     fn fold_event(&mut self, event: &Event) -> Result<bool, Refusal> {
-        let piece = self.dialect.event(event, &self.shape);
+        let piece = self.operation.event(event, &self.shape);
         self.count(&piece);
         let data = event.data.as_deref().unwrap_or_default();
         match piece.kind {
             Kind::Ping => return Ok(false),
             Kind::Done => return Ok(true),
             Kind::Error(error) => return Err(self.classed(error, data)),
-            Kind::Unreadable => return Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable))),
+            // The one dialect that ends so is not folded.
+            Kind::Unreadable | Kind::Last => {
+                return Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable)));
+            }
             Kind::Meaningful => self.begun = true,
             Kind::Opener | Kind::UsageOnly => {}
         }
@@ -681,7 +765,7 @@ impl Answer {
         };
         self.settled = true;
         self.ended = Ended::Properly;
-        let mut edits = self.dialect.whole(&text, &self.shape).edits;
+        let mut edits = self.operation.whole(&text, &self.shape).edits;
         self.forward(json::apply(&text, &mut edits).into(), End::Over)
     }
 
@@ -708,7 +792,7 @@ impl Answer {
         rejection.upstream = error.map(|UpstreamError { status, kind, .. }| {
             Box::new(UpstreamError { status: *status, kind: kind.clone(), ..UpstreamError::default() })
         });
-        self.dialect.error_event(&rejection, &self.shape.request_id)
+        self.operation.error_event(&rejection, &self.shape.request_id, self.sequence)
     }
 
     /// The only way out for bytes; the first of them take the head along.
@@ -724,6 +808,16 @@ impl Answer {
         }
         Step::Forward(Forward { bytes, commits, end })
     }
+}
+
+/// Whether an event whose end has not come says `error` other than to say that there is none.
+fn speaks_of_error(pending: &[u8]) -> bool {
+    let word: &[u8] = b"\"error\"";
+    memchr::memmem::find_iter(pending, word).any(|at| {
+        let behind = pending.get(at + word.len()..).unwrap_or_default().trim_ascii_start();
+        let value = behind.strip_prefix(b":").map(<[u8]>::trim_ascii_start);
+        !value.is_some_and(|value| value.starts_with(b"null"))
+    })
 }
 
 fn refuse(failure: Failure) -> Step {
@@ -756,10 +850,15 @@ fn seen(event: &Event, mut edits: Vec<Edit>) -> Bytes {
     })
 }
 
+/// The model's public name as JSON.
+fn public_name(shape: &Shape) -> Vec<u8> {
+    serde_json::Value::from(shape.public_model.as_str()).to_string().into_bytes()
+}
+
 /// Puts the public name into a JSON text whose end has not come yet.
-fn rename_model(text: &mut BytesMut, public: &str) {
+fn rename_model(text: &mut BytesMut, shape: &Shape) {
     let Some(span) = json::find_in_prefix(text, "model") else { return };
-    let with = serde_json::Value::from(public).to_string().into_bytes();
+    let with = public_name(shape);
     if text.get(span.clone()) != Some(with.as_slice()) {
         let renamed = json::apply(text, &mut [Edit { span, with }]);
         *text = BytesMut::from(renamed.as_slice());
@@ -787,11 +886,12 @@ mod tests {
             stream,
             fold: false,
             choices: 1,
+            echoed_bytes: 0,
             wants_usage,
             public_model: "gpt-a".into(),
             request_id: "req-1".into(),
         };
-        Answer::new(Dialect::OpenAi, shape, Rules::default())
+        Answer::new(Operation::Chat, shape, Rules::default())
     }
 
     fn events(lines: &[&str]) -> String {
@@ -1088,13 +1188,14 @@ mod tests {
     fn message() -> Answer {
         let shape = Shape {
             choices: 1,
+            echoed_bytes: 0,
             stream: true,
             fold: false,
             wants_usage: true,
             public_model: "claude-a".into(),
             request_id: "req-1".into(),
         };
-        Answer::new(Dialect::Anthropic, shape, Rules::default())
+        Answer::new(Operation::Messages, shape, Rules::default())
     }
 
     #[test]
@@ -1151,6 +1252,140 @@ mod tests {
         assert!(!answer.awaits_usage());
     }
 
+    const CREATED: &str = r#"data: {"type":"response.created","sequence_number":0,"response":{"model":"up-a","output":[],"usage":null}}"#;
+    const DELTA: &str =
+        r#"data: {"type":"response.output_text.delta","sequence_number":4,"delta":"Hello there"}"#;
+    const COMPLETED: &str = r#"data: {"type":"response.completed","sequence_number":5,"response":{"model":"up-a","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"Hello there"}]}],"usage":{"input_tokens":10,"output_tokens":5}}}"#;
+    const FAILED: &str = r#"data: {"type":"response.failed","sequence_number":5,"response":{"model":"up-a","status":"failed","error":{"code":"server_error","message":"secret words"}}}"#;
+
+    fn response() -> Answer {
+        Answer::new(Operation::Responses, answer(true, true).shape, Rules::default())
+    }
+
+    fn public(lines: &[&str]) -> String {
+        events(lines).replace("up-a", "gpt-a")
+    }
+
+    #[test]
+    fn a_response_is_held_until_its_first_word_and_settled_with_its_last_event() {
+        let mut answer = response();
+        answer.head(200, Some("text/event-stream"), None);
+        assert!(matches!(answer.body(&events(&[CREATED]).into()), Step::Hold));
+        let Step::Forward(first) = answer.body(&events(&[DELTA]).into()) else { panic!("commits") };
+        assert_eq!((text(&first.bytes), first.end), (public(&[CREATED, DELTA]), End::Open));
+        let Step::Forward(last) = answer.body(&events(&[COMPLETED, "data: [DONE]"]).into()) else {
+            panic!("settles")
+        };
+        assert_eq!((text(&last.bytes), last.end), (public(&[COMPLETED]), End::Settle));
+        assert!(matches!(answer.end(), Step::Forward(Forward { end: End::Over, .. })));
+        let used = answer.used(99, &Ceiling::NONE);
+        assert_eq!((used.usage.input, used.usage.output, used.estimated), (10, 5, false));
+        assert_eq!(answer.ended(), &Ended::Properly);
+    }
+
+    #[test]
+    fn a_response_may_begin_by_repeating_a_long_request() {
+        let instructions = "x".repeat(400 << 10);
+        let repeating = |line: &str| {
+            line.replace(
+                r#""output":"#,
+                &format!(r#""error":null,"instructions":"{instructions}","output":"#),
+            )
+        };
+        let shape = answer(true, true).shape;
+        let mut long = Answer::new(Operation::Responses, shape, Rules::of(Operation::Responses, 401 << 10));
+        let stream = events(&[&repeating(CREATED), &repeating(CREATED), DELTA, &repeating(COMPLETED)]);
+        let parts: Vec<&[u8]> = stream.as_bytes().chunks(60_000).collect();
+        let (out, refusal, _) = play(&mut long, &parts);
+        assert_eq!((text(&out) == stream.replace("up-a", "gpt-a"), refusal), (true, None));
+        assert_eq!(long.used(0, &Ceiling::NONE).usage.output, 5);
+        assert!(!speaks_of_error(br#"{"error" : null,"x":"error"#), "cut before its end");
+        for text in [r#"{"error":{"#, r#"{"type":"error","#, r#"{"error":null,"a":{"error":1"#] {
+            assert!(speaks_of_error(text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_response_that_says_all_in_its_last_event_is_an_answer() {
+        let (out, refusal, ends) = play(&mut response(), &[events(&[CREATED, COMPLETED]).as_bytes()]);
+        assert_eq!((text(&out), refusal), (public(&[CREATED, COMPLETED]), None));
+        assert_eq!(ends, [End::Settle, End::Over]);
+        let mut unended = response();
+        let tail = format!("{}{COMPLETED}", events(&[CREATED, DELTA]));
+        let (out, _, _) = play(&mut unended, &[tail.as_bytes()]);
+        assert_eq!(text(&out), public(&[CREATED, DELTA, COMPLETED]), "its blank line is added");
+    }
+
+    #[test]
+    fn a_response_that_fails_is_failed_over_before_its_first_word_and_ended_in_its_shape_after_it() {
+        let (out, refusal, _) = play(&mut response(), &[events(&[CREATED, FAILED]).as_bytes()]);
+        assert!(out.is_empty());
+        assert_eq!(refusal.unwrap().failure, Failure::Status(500));
+        for stream in [events(&[CREATED, DELTA, FAILED]), events(&[CREATED, DELTA])] {
+            let mut answer = response();
+            let (out, _, _) = play(&mut answer, &[stream.as_bytes()]);
+            let out = text(&out);
+            let error = out.split("event: error\ndata: ").nth(1).expect("an error event");
+            let error: serde_json::Value = serde_json::from_str(error.trim()).unwrap();
+            assert_eq!((&error["type"], &error["code"]), (&"error".into(), &"upstream_failed".into()));
+            assert!(error["sequence_number"].as_u64() > Some(4) && !out.contains("secret words"), "{out}");
+            let used = answer.used(7, &Ceiling::NONE);
+            assert_eq!((used.usage.input, used.usage.output, used.estimated), (7, 3, true));
+        }
+    }
+
+    #[test]
+    fn a_path_that_the_server_lacks_fails_over_and_a_free_answer_uses_nothing() {
+        let mut lacks = response();
+        lacks.head(404, Some("application/json"), None);
+        lacks.body(&r#"{"detail":"Not Found"}"#.into());
+        let Step::Failed(refusal) = lacks.end() else { panic!("refused") };
+        assert!(refusal.failure.fails_over() && refusal.failure.is_not_served());
+        let shape = Shape { stream: false, ..answer(false, true).shape };
+        let mut count = Answer::new(Operation::CountTokens, shape, Rules::default());
+        let (out, _, _) = play(&mut count, &[br#"{"input_tokens":2095}"#]);
+        assert_eq!(text(&out), r#"{"input_tokens":2095}"#);
+        assert_eq!(count.used(7, &Ceiling::NONE), Used::default());
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_response(
+            picks in prop::collection::vec(0_usize..7, 0..10), size in 1_usize..40,
+        ) {
+            let all = [CREATED, DELTA, COMPLETED, FAILED, ": ping", "data: [DONE]", "data: {\"type\":\"new\"}"];
+            let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
+            let stream = events(&lines);
+            let (mut one, mut many) = (response(), response());
+            let whole = play(&mut one, &[stream.as_bytes()]);
+            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            let split = play(&mut many, &parts);
+            prop_assert_eq!(text(&split.0), text(&whole.0));
+            prop_assert_eq!(split.1, whole.1);
+            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
+            prop_assert_eq!(many.ended(), one.ended());
+        }
+
+        #[test]
+        fn embeddings_of_any_length_lose_nothing_but_the_upstreams_name(
+            numbers in 1_usize..4_000, size in 1_usize..3_000,
+        ) {
+            let list = vec!["-0.0123"; numbers].join(",");
+            let body = format!(
+                r#"{{"object":"list","data":[{{"index":0,"embedding":[{list}]}}],"model":"up-a","usage":{{"prompt_tokens":8,"total_tokens":8}}}}"#
+            );
+            // So small that texts of every size are among them: held, committed early, too long to be read.
+            let rules = Rules { whole_bytes_max: 4 << 10, read_bytes_max: 16 << 10, ..Rules::default() };
+            let shape = Shape { stream: false, ..answer(false, true).shape };
+            let mut embeddings = Answer::new(Operation::Embeddings, shape, rules);
+            let parts: Vec<&[u8]> = body.as_bytes().chunks(size).collect();
+            let (out, refusal, _) = play(&mut embeddings, &parts);
+            prop_assert_eq!((text(&out), refusal), (body.replace("up-a", "gpt-a"), None));
+            let used = embeddings.used(3, &Ceiling { context: 8_191, output: 0 });
+            prop_assert_eq!((used.usage.input, used.usage.output, used.estimated), (8, 0, false));
+        }
+    }
+
     proptest! {
         #[test]
         fn any_split_gives_the_same_answer(
@@ -1203,11 +1438,12 @@ mod tests {
             stream: true,
             fold: false,
             choices: 2,
+            echoed_bytes: 0,
             wants_usage: false,
             public_model: "gpt-a".into(),
             request_id: "r".into(),
         };
-        let mut two = Answer::new(Dialect::OpenAi, shape, Rules::default());
+        let mut two = Answer::new(Operation::Chat, shape, Rules::default());
         let (out, _, _) = play(&mut two, &[events(&[HELLO, STOP]).as_bytes()]);
         assert!(text(&out).contains("\"error\""), "one of two has finished");
         let empty = STOP.replace("\"stop\"", "\"\"");

@@ -28,10 +28,13 @@ pub struct Tried {
 /// The answer to a call whose attempts are these, in their order.
 #[must_use]
 pub fn verdict(tried: &[Tried]) -> Rejection {
-    let Some(last) = tried.last() else {
+    if tried.is_empty() {
         let message = "No upstream can serve this model right now.";
         return Rejection::new(Reason::NoUpstream, message).retry_after(RETRY_AFTER);
-    };
+    }
+    // Routes that do not know the path say nothing of how the others did.
+    let tried: Vec<&Tried> = tried.iter().filter(|t| !t.failure.is_not_served()).collect();
+    let Some(last) = tried.last() else { return not_served() };
     if tried.iter().all(|t| t.failure == Failure::Status(429)) {
         let soonest = tried.iter().filter_map(|t| t.retry_after).min().unwrap_or(RETRY_AFTER);
         let message = "Every upstream of this model is at its rate limit.";
@@ -59,6 +62,12 @@ pub fn verdict(tried: &[Tried]) -> Rejection {
             }
         }
     }
+}
+
+fn not_served() -> Rejection {
+    let message = "None of this model's upstreams knows this path. Operators: name what a provider serves in \
+                   its `surfaces`.";
+    Rejection::new(Reason::ModelNotFound, message).param("model")
 }
 
 fn passed_on(error: &UpstreamError) -> Rejection {
@@ -139,6 +148,19 @@ mod tests {
             assert_eq!(verdict(&[tried(Failure::Connect, None), tried(failure, None)]).status(), status);
         }
         assert_eq!(verdict(&[]).status(), 503);
+    }
+
+    #[test]
+    fn a_route_that_lacks_the_path_says_nothing_of_the_others() {
+        let lacks = || tried(Failure::Status(404), None);
+        let alone = verdict(&[lacks(), lacks()]);
+        assert_eq!((alone.reason, alone.status()), (Reason::ModelNotFound, 404));
+        for (failure, status) in
+            [(Failure::Status(429), 429), (Failure::Connect, 502), (Failure::Status(500), 502)]
+        {
+            let told = verdict(&[lacks(), tried(failure.clone(), Some(3)), lacks()]);
+            assert_eq!((told.status(), told.retry_after.is_some()), (status, true), "{failure:?}");
+        }
     }
 
     #[test]

@@ -244,6 +244,7 @@ mod tests {
         };
         let model = ModelSpec {
             name: "m".into(),
+            operation: crate::dialect::Operation::Chat,
             routes: (0..3).map(EndpointId).collect(),
             reasoning: false,
             explore: true,

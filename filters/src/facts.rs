@@ -17,12 +17,20 @@ pub struct Facts {
     pub stream: bool,
     /// The caller asked for usage in the stream.
     pub wants_usage: bool,
-    /// The most output tokens of one choice, where the caller gave a bound.
+    /// The most output tokens of one choice, where the caller gave a bound or there is no output at all.
     pub output_limit: Option<u64>,
-    /// How many choices are asked for (`n`).
+    /// What the API gives where the caller names no bound, if that is less than what the model can give.
+    pub output_default: Option<u64>,
+    /// How many choices come back (`n`, for each prompt).
     pub choices: u64,
+    /// How many are made and billed: more than `choices` where the best of several is picked.
+    pub samples: u64,
+    /// Bytes of the prompt that come back as if they were output, in all choices together.
+    pub echoed_bytes: u64,
     /// The service tier that was asked for.
     pub tier: Tier,
+    /// What is asked for that costs more than its tokens.
+    pub surcharges: Vec<Surcharge>,
     /// What is known of the input's size.
     pub input: Input,
     /// A whole answer to it can be folded out of a stream.
@@ -44,11 +52,56 @@ pub struct Input {
     pub messages: u64,
     /// Tokens that the provider puts around what the body says (its preamble for tools), at most.
     pub template_tokens: u64,
+    /// Tokens that came as such, by their numbers: no estimate, and not among the bytes.
+    pub tokens: u64,
+    /// Texts that are read apart, each with a context window of its own; none counts as one.
+    pub texts: u64,
+    /// How often the model may read everything, at most, since tools run at the provider's in between; none
+    /// counts as once.
+    pub rounds: u64,
     /// Images that came inside the body.
     pub inline_images: u64,
     /// It refers to something that is not in the body (a remote file, stored state, server tools):
     /// only the context window bounds it.
     pub beyond_body: bool,
+}
+
+/// Something that a request asks for and that costs more than its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Surcharge {
+    /// What it is.
+    pub extra: Extra,
+    /// The field that asks for it.
+    pub field: &'static str,
+}
+
+/// What providers charge for beside tokens, or by which they change what a token costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extra {
+    /// Tools that run at the provider's for a fee: web search, code execution, file search and the like.
+    ServerTools,
+    /// A faster answer at a dearer price (`speed`).
+    Speed,
+    /// Where the model has to run (`inference_geo`).
+    InferenceGeo,
+    /// A dearer service tier (`service_tier: priority`), where the model has no price for it.
+    ServiceTier,
+    /// Spoken output (`modalities`), whose tokens cost more than written ones.
+    AudioOutput,
+}
+
+impl Extra {
+    /// The word that config uses.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::ServerTools => "server_tools",
+            Self::Speed => "speed",
+            Self::InferenceGeo => "inference_geo",
+            Self::ServiceTier => "service_tier",
+            Self::AudioOutput => "audio_output",
+        }
+    }
 }
 
 /// Byte ranges in the body.

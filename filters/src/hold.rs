@@ -6,7 +6,7 @@
 //! limit and the key's default, which is then *written into the upstream request* so that the
 //! provider enforces it. Fixed once per request, for all attempts.
 
-use crate::facts::Facts;
+use crate::facts::{Extra, Facts, Surcharge};
 use crate::money::{Amount, CostError, PriceCard, PriceList, cost};
 use crate::stream::usage::Usage;
 
@@ -45,17 +45,17 @@ pub struct Bound {
 #[must_use]
 pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bound {
     let input = if facts.input.beyond_body {
-        limits.context
+        window(facts, limits)
     } else {
         let template = facts.input.messages.saturating_mul(TOKENS_PER_MESSAGE);
         let images = facts.input.inline_images.saturating_mul(limits.image);
-        let all = [template, images, facts.input.template_tokens, TOKENS_PER_REQUEST]
+        let all = [facts.input.tokens, template, images, facts.input.template_tokens, TOKENS_PER_REQUEST]
             .into_iter()
             .fold(facts.input.bytes, u64::saturating_add);
-        all.min(limits.context)
+        all.min(window(facts, limits))
     };
-    let ours = default_output.unwrap_or(limits.output).min(limits.output);
-    let output = facts.output_limit.unwrap_or(ours).saturating_mul(facts.choices);
+    let ours = [default_output, facts.output_default].into_iter().flatten().fold(limits.output, u64::min);
+    let output = facts.output_limit.unwrap_or(ours).saturating_mul(facts.samples);
     Bound {
         input,
         output,
@@ -63,6 +63,31 @@ pub fn bound(facts: &Facts, limits: &Limits, default_output: Option<u64>) -> Bou
         clamped: None,
         lowered: None,
     }
+}
+
+/// What a call can read at most: a context window for each text that is read apart.
+#[must_use]
+pub fn window(facts: &Facts, limits: &Limits) -> u64 {
+    limits.context.saturating_mul(facts.input.texts.max(1))
+}
+
+/// What a call can be reported to have read at most. Where tools run at the provider's, the model reads everything
+/// again after each; a hold covers one reading, and what is above it is an excess.
+#[must_use]
+pub fn most_read(facts: &Facts, limits: &Limits) -> u64 {
+    window(facts, limits).saturating_mul(facts.input.rounds.max(1))
+}
+
+/// The first thing that a request asks for, costs more than its tokens, has no price in `list`, and was not
+/// allowed to do without one.
+#[must_use]
+pub fn unpriced(facts: &Facts, list: &PriceList, allowed: &[Extra]) -> Option<Surcharge> {
+    let has_price = |extra| match extra {
+        Extra::ServiceTier => list.tiers.iter().any(|(tier, _)| *tier == facts.tier),
+        Extra::ServerTools | Extra::Speed | Extra::InferenceGeo | Extra::AudioOutput => false,
+    };
+    let mut asked = facts.surcharges.iter().copied();
+    asked.find(|asked| !allowed.contains(&asked.extra) && !has_price(asked.extra))
 }
 
 /// The hold for `bound` at the dearest of `cards`.
@@ -93,12 +118,12 @@ pub fn counted(bound: &Bound, tokens: u64, facts: &Facts, limits: &Limits) -> Bo
 /// more than the bound has; `None` when even that is too dear.
 #[must_use]
 pub fn clamped(bound: &Bound, facts: &Facts, list: &PriceList, money: Amount, least: u64) -> Option<Bound> {
-    let with = |each: u64| Bound { output: each.saturating_mul(facts.choices), ..*bound };
+    let with = |each: u64| Bound { output: each.saturating_mul(facts.samples), ..*bound };
     let fits = |each: u64| {
         let held = amount(&with(each), list.reachable(bound.input, facts.tier));
         held.is_ok_and(|held| held <= money)
     };
-    let most = bound.output.checked_div(facts.choices)?;
+    let most = bound.output.checked_div(facts.samples)?;
     let explicit = facts.output_limit.is_some();
     // What cannot be written over upstream would not be enforced there.
     let writable = !explicit || !facts.spans.output_limits.is_empty();
@@ -128,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::facts::{Input, Spans};
-    use crate::money::{Rate, settle};
+    use crate::money::{Rate, Tier, settle};
 
     const LIMITS: Limits = Limits { context: 128_000, output: 16_384, image: 4_096 };
 
@@ -138,8 +163,12 @@ mod tests {
             stream: false,
             wants_usage: false,
             output_limit,
+            output_default: None,
             choices: 1,
-            tier: crate::money::Tier::Standard,
+            samples: 1,
+            echoed_bytes: 0,
+            tier: Tier::Standard,
+            surcharges: vec![],
             input: Input { bytes, messages: 1, ..Input::default() },
             foldable: false,
             preferences: crate::preferences::Preferences::default(),
@@ -162,10 +191,50 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_price_is_found_unless_it_is_allowed() {
+        let flat = PriceList::flat(PriceCard::flat(Rate::from_pico(1), Rate::from_pico(1)));
+        let mut asks = facts(100, None);
+        assert_eq!(unpriced(&asks, &flat, &[]), None);
+        asks.tier = Tier::Priority;
+        asks.surcharges = [(Extra::ServiceTier, "service_tier"), (Extra::Speed, "speed")]
+            .map(|(extra, field)| Surcharge { extra, field })
+            .to_vec();
+        let found = |list, allowed: &[Extra]| unpriced(&asks, list, allowed).map(|asked| asked.field);
+        assert_eq!(found(&flat, &[]), Some("service_tier"));
+        assert_eq!(found(&flat, &[Extra::ServiceTier]), Some("speed"));
+        assert_eq!(found(&flat, &[Extra::ServiceTier, Extra::Speed]), None);
+        let tiered = PriceList { tiers: vec![(Tier::Priority, flat.standard)], ..flat.clone() };
+        assert_eq!(found(&tiered, &[]), Some("speed"), "the tier has a price");
+        assert_eq!(found(&tiered, &[Extra::Speed]), None);
+    }
+
+    #[test]
     fn every_choice_is_held_for() {
         let mut three = facts(100, Some(10));
-        three.choices = 3;
+        three.samples = 3;
         assert_eq!(bound(&three, &LIMITS, None).output, 30);
+    }
+
+    #[test]
+    fn what_the_api_gives_by_itself_bounds_what_we_write() {
+        let mut text = facts(100, None);
+        text.output_default = Some(16);
+        assert_eq!(bound(&text, &LIMITS, None).write_output, Some(16));
+        assert_eq!(bound(&text, &LIMITS, Some(1_000)).write_output, Some(16));
+        assert_eq!(bound(&text, &LIMITS, Some(7)).write_output, Some(7));
+    }
+
+    #[test]
+    fn texts_that_are_read_apart_have_a_window_each() {
+        let mut many = facts(9_000_000, Some(0));
+        many.input.texts = 3;
+        assert_eq!(bound(&many, &LIMITS, None).input, 3 * 128_000);
+        many.input.rounds = 2;
+        assert_eq!(bound(&many, &LIMITS, None).input, 3 * 128_000, "a hold is for one reading");
+        assert_eq!(most_read(&many, &LIMITS), 2 * 3 * 128_000);
+        let mut numbers = facts(30, Some(0));
+        numbers.input.tokens = 500;
+        assert_eq!(bound(&numbers, &LIMITS, None).input, 30 + 500 + 8 + 16);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! is no report, or none that can be believed, we count ourselves, and say so (`estimated`). An
 //! output that was reported before the end is compared with our count: the larger one.
 
+use crate::facts::Input;
 use crate::money::price::Tier;
 use crate::stream::usage::{Reported, Standing, Usage};
 
@@ -69,12 +70,26 @@ impl Ceiling {
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     produced: Produced,
+    /// Bytes among them that are the prompt's.
+    echoed_bytes: u64,
     reported: Option<Reported>,
     anomaly: bool,
     tier: Option<Tier>,
 }
 
 impl Meter {
+    /// A meter of an answer that repeats so many bytes of the prompt.
+    #[must_use]
+    pub fn echoing(echoed_bytes: u64) -> Self {
+        Self { echoed_bytes, ..Self::default() }
+    }
+
+    /// Takes what was produced in all, where that is more than what was counted piece by piece.
+    pub fn restate(&mut self, all: Produced) {
+        self.produced.text_bytes = self.produced.text_bytes.max(all.text_bytes);
+        self.produced.tool_calls = self.produced.tool_calls.max(all.tool_calls);
+    }
+
     /// Adds what a piece produced.
     pub fn produce(&mut self, piece: Produced) {
         self.produced.text_bytes = self.produced.text_bytes.saturating_add(piece.text_bytes);
@@ -106,7 +121,7 @@ impl Meter {
     /// Output tokens by our own count.
     #[must_use]
     pub fn own_output(&self) -> u64 {
-        let text = self.produced.text_bytes.div_ceil(BYTES_PER_TOKEN);
+        let text = self.produced.text_bytes.saturating_sub(self.echoed_bytes).div_ceil(BYTES_PER_TOKEN);
         text.saturating_add(self.produced.tool_calls.saturating_mul(TOKENS_PER_FRAME))
     }
 
@@ -143,11 +158,11 @@ impl Meter {
 
 /// Our own count of a prompt.
 #[must_use]
-pub fn own_input(text_bytes: u64, messages: u64, images: u64) -> u64 {
-    text_bytes
-        .div_ceil(BYTES_PER_TOKEN)
-        .saturating_add(messages.saturating_mul(TOKENS_PER_FRAME))
-        .saturating_add(images.saturating_mul(IMAGE_TOKENS))
+pub fn own_input(input: &Input) -> u64 {
+    let text = input.text_bytes.div_ceil(BYTES_PER_TOKEN);
+    let frames = input.messages.saturating_mul(TOKENS_PER_FRAME);
+    let images = input.inline_images.saturating_mul(IMAGE_TOKENS);
+    [input.tokens, frames, images].into_iter().fold(text, u64::saturating_add)
 }
 
 /// An image of middle size in high detail, in `OpenAI`'s published tile formula (85 + 4 × 170).
@@ -240,6 +255,27 @@ mod tests {
         assert!(used.estimated && used.anomaly);
         meter.report(reported(4_000, 900));
         assert_eq!(meter.used(7, true, &ceiling).usage.output, 900, "above the bound, but possible");
+    }
+
+    #[test]
+    fn what_was_restated_is_not_added_and_what_was_echoed_is_not_output() {
+        let mut meter = Meter::default();
+        meter.produce(Produced { text_bytes: 40, tool_calls: 1 });
+        meter.restate(Produced { text_bytes: 36, tool_calls: 2 });
+        assert_eq!(meter.own_output(), 10 + 2 * 4);
+        let mut echoing = Meter::echoing(100);
+        echoing.produce(Produced { text_bytes: 60, tool_calls: 0 });
+        assert_eq!(echoing.own_output(), 0);
+        echoing.produce(Produced { text_bytes: 80, tool_calls: 0 });
+        assert_eq!(echoing.own_output(), 10);
+    }
+
+    #[test]
+    fn tokens_that_came_as_such_are_counted_exactly() {
+        assert_eq!(
+            own_input(&Input { tokens: 7, text_bytes: 9, messages: 1, ..Input::default() }),
+            7 + 3 + 4
+        );
     }
 
     #[test]

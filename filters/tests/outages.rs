@@ -202,6 +202,7 @@ impl Sim {
             endpoints: (0..4).map(spec).collect(),
             models: vec![ModelSpec {
                 name: "m".into(),
+                operation: filters::dialect::Operation::Chat,
                 routes: (0..4).map(EndpointId).collect(),
                 reasoning: false,
                 explore: true,

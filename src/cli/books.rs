@@ -43,7 +43,7 @@ fn ask(config: &Config, verb: &Verb) -> anyhow::Result<Option<Value>> {
 
 /// What would happen to a request, as the running gateway sees it.
 pub(super) fn explain(config: &Config, request: &[u8], asked: &Asked) -> anyhow::Result<()> {
-    let mut path = format!("explain?anthropic={}", asked.anthropic);
+    let mut path = format!("explain?surface={}", asked.surface.as_deref().unwrap_or("chat"));
     if let Some(tokens) = asked.default_output_tokens {
         path.push_str(&format!("&default_output_tokens={tokens}"));
     }

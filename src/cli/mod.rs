@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
+use filters::dialect::Operation;
 
 use crate::admin::explain::Asked;
 use crate::books::Direction;
@@ -52,9 +53,12 @@ enum Verb {
     Explain {
         /// The file with the request's body.
         request: PathBuf,
-        /// It speaks Anthropic's dialect.
-        #[arg(long)]
+        /// It is for `POST /v1/messages`.
+        #[arg(long, conflicts_with = "surface")]
         anthropic: bool,
+        /// What it asks for: chat, completions, responses, embeddings, messages or count_tokens. Default: chat.
+        #[arg(long, value_parser = Operation::ALL.map(Operation::word))]
+        surface: Option<String>,
         /// The key's own default of output tokens, where it has one.
         #[arg(long)]
         default_output_tokens: Option<u64>,
@@ -317,10 +321,11 @@ impl Cli {
             Verb::Ledger(Ledger::Verify { json }) => {
                 books::run(&load(&self.config)?, crate::books::Verb::Verify, json, books::show_verified)
             }
-            Verb::Explain { request, anthropic, default_output_tokens } => {
+            Verb::Explain { request, anthropic, surface, default_output_tokens } => {
                 let body =
                     std::fs::read(&request).with_context(|| format!("cannot read {}", request.display()))?;
-                let asked = Asked { anthropic, default_output_tokens };
+                let surface = surface.or_else(|| anthropic.then(|| Operation::Messages.word().to_owned()));
+                let asked = Asked { surface, default_output_tokens };
                 books::explain(&load(&self.config)?, &body, &asked)
             }
             Verb::Mock { listen, script } => {

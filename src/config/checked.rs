@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use filters::dialect::{Dialect, Manners, OutputField};
+use filters::dialect::{Dialect, Manners, Operation, OutputField};
+use filters::facts::Extra;
 use filters::hold::Limits;
 use filters::ids::EndpointId;
 use filters::money::amount::parse_decimal;
@@ -95,6 +96,21 @@ impl Catalogue {
         let endpoints = model.routes.iter().filter_map(|id| self.endpoints.get(id.0));
         endpoints.into_iter().any(|endpoint| endpoint.provider.dialect == dialect)
     }
+
+    /// Whether a route of the model serves the operation.
+    #[must_use]
+    pub fn serves(&self, model: &Model, operation: Operation) -> bool {
+        self.routes_for(model, operation).next().is_some()
+    }
+
+    /// The routes of a model that serve an operation. A model that gives no output serves none that has one.
+    pub fn routes_for(&self, model: &Model, operation: Operation) -> impl Iterator<Item = EndpointId> {
+        let can = model.limits.output > 0 || !operation.has_output();
+        let serves = move |id: &EndpointId| {
+            self.endpoints.get(id.0).is_some_and(|endpoint| endpoint.provider.surfaces.contains(&operation))
+        };
+        model.routes.iter().copied().filter(move |id| can && serves(id))
+    }
 }
 
 #[derive(Debug)]
@@ -106,6 +122,8 @@ pub struct Model {
     /// It thinks before it speaks.
     pub reasoning: bool,
     pub sort: Sort,
+    /// What may be asked for although it has no price.
+    pub unpriced: Vec<Extra>,
     /// Never empty.
     pub routes: Vec<EndpointId>,
 }
@@ -137,6 +155,8 @@ pub struct Endpoint {
 pub struct Provider {
     pub name: String,
     pub dialect: Dialect,
+    /// All of its dialect. Never empty.
+    pub surfaces: Vec<Operation>,
     pub base: BaseUrl,
     pub region: String,
     pub credential: Option<Secret>,
@@ -353,13 +373,16 @@ impl Check {
                 idle: span(raw.idle, defaults.idle),
             };
             self.check_timers(&path, &timers);
+            let dialect = match raw.dialect {
+                raw::DialectName::Openai => Dialect::OpenAi,
+                raw::DialectName::Anthropic => Dialect::Anthropic,
+            };
+            let surfaces = self.surfaces(&join(&path, "surfaces"), dialect, raw.surfaces);
             let Some(base) = self.base_url(&join(&path, "base_url"), &raw.base_url) else { continue };
             let provider = Provider {
                 name: name.clone(),
-                dialect: match raw.dialect {
-                    raw::DialectName::Openai => Dialect::OpenAi,
-                    raw::DialectName::Anthropic => Dialect::Anthropic,
-                },
+                dialect,
+                surfaces,
                 base,
                 region: raw.region.unwrap_or_default(),
                 credential: self.credential(&join(&path, "credential"), raw.credential),
@@ -373,6 +396,37 @@ impl Check {
             providers.insert(name, (Arc::new(provider), raw.stream_usage.unwrap_or(true), field));
         }
         providers
+    }
+
+    fn surfaces(
+        &mut self,
+        path: &str,
+        dialect: Dialect,
+        named: Option<Vec<raw::SurfaceName>>,
+    ) -> Vec<Operation> {
+        let of_dialect: Vec<Operation> =
+            Operation::ALL.into_iter().filter(|operation| operation.dialect() == dialect).collect();
+        let Some(named) = named else { return of_dialect };
+        let named: Vec<Operation> = named.into_iter().map(operation).collect();
+        let words = |operations: &[Operation]| {
+            operations.iter().map(|operation| operation.word()).collect::<Vec<_>>().join(", ")
+        };
+        if named.is_empty() {
+            let message = format!("must name at least one of: {}; leave it out for all", words(&of_dialect));
+            self.fault(path, message);
+            return of_dialect;
+        }
+        let foreign: Vec<Operation> =
+            named.iter().copied().filter(|operation| !of_dialect.contains(operation)).collect();
+        if !foreign.is_empty() {
+            let message = format!(
+                "`{}` is of another dialect than this provider's; its own are: {}",
+                words(&foreign),
+                words(&of_dialect)
+            );
+            self.fault(path, message);
+        }
+        named
     }
 
     fn classify(&mut self, path: &str, rules: Vec<raw::ClassifyRule>) -> Arc<[Rule]> {
@@ -493,8 +547,15 @@ impl Check {
                     None | Some(raw::SortName::Weight) => Sort::Weight,
                     Some(raw::SortName::WeightedRandom) => Sort::WeightedRandom,
                 },
+                unpriced: raw.unpriced.unwrap_or_default().into_iter().map(extra).collect(),
                 routes,
             };
+            let served = Operation::ALL.into_iter().any(|operation| catalogue.serves(&model, operation));
+            if !served && !model.routes.is_empty() {
+                let message = "serve nothing of this model: see `surfaces` of their providers (a model with \
+                               `limits.output` of 0 needs `embeddings`)";
+                self.fault(join(&path, "routes"), message);
+            }
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
@@ -540,8 +601,8 @@ impl Check {
 
     fn limits(&mut self, path: &str, raw: &raw::ModelLimits) -> Limits {
         let limits = Limits { context: raw.context, output: raw.output, image: raw.image.unwrap_or(4096) };
-        if limits.context == 0 || limits.output == 0 || limits.output > limits.context {
-            self.fault(path, "`output` must be at least 1 and at most `context`");
+        if limits.context == 0 || limits.output > limits.context {
+            self.fault(path, "`context` must be at least 1, and `output` at most `context`");
         }
         limits
     }
@@ -727,6 +788,27 @@ impl Check {
     }
 }
 
+fn operation(raw: raw::SurfaceName) -> Operation {
+    match raw {
+        raw::SurfaceName::Chat => Operation::Chat,
+        raw::SurfaceName::Completions => Operation::Completions,
+        raw::SurfaceName::Responses => Operation::Responses,
+        raw::SurfaceName::Embeddings => Operation::Embeddings,
+        raw::SurfaceName::Messages => Operation::Messages,
+        raw::SurfaceName::CountTokens => Operation::CountTokens,
+    }
+}
+
+fn extra(raw: raw::ExtraName) -> Extra {
+    match raw {
+        raw::ExtraName::ServerTools => Extra::ServerTools,
+        raw::ExtraName::Speed => Extra::Speed,
+        raw::ExtraName::InferenceGeo => Extra::InferenceGeo,
+        raw::ExtraName::ServiceTier => Extra::ServiceTier,
+        raw::ExtraName::AudioOutput => Extra::AudioOutput,
+    }
+}
+
 /// The machine's memory in bytes, or 4 GiB where it does not say.
 fn rule(raw: raw::ClassifyRule) -> Rule {
     let treat_as = match raw.treat_as {
@@ -756,7 +838,7 @@ fn memory_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use filters::dialect::Dialect;
+    use filters::dialect::{Dialect, Operation};
 
     use super::super::parse;
 
@@ -862,6 +944,30 @@ bootstrap:
             let faults = parse(&with(aliases), vars).expect_err(aliases).to_string();
             assert!(faults.contains(word) && faults.contains("aliases."), "{aliases}: {faults}");
         }
+    }
+
+    #[test]
+    fn a_provider_serves_what_it_names_or_all_of_its_dialect() {
+        let served = |text: &str| -> Vec<&'static str> {
+            let catalogue = parse(text, vars).unwrap_or_else(|e| panic!("{e}")).catalogue;
+            let model = &catalogue.models["m"];
+            let served = Operation::ALL.into_iter().filter(|operation| catalogue.serves(model, *operation));
+            served.map(Operation::word).collect()
+        };
+        let named = |surfaces: &str| {
+            GOOD.replace("dialect: openai", &format!("dialect: openai, surfaces: {surfaces}"))
+        };
+        assert_eq!(served(GOOD), ["chat", "completions", "responses", "embeddings"]);
+        assert_eq!(served(&named("[chat, embeddings]")), ["chat", "embeddings"]);
+        assert_eq!(served(&GOOD.replace("output: 100", "output: 0")), ["embeddings"]);
+        for wrong in ["[]", "[messages]", "[chat, count_tokens]"] {
+            let path = "providers.p.surfaces".to_owned();
+            assert_eq!(faults(&named(wrong)), [(Some(5), path)], "{wrong}");
+        }
+        let mute = named("[chat]").replace("output: 100", "output: 0");
+        assert_eq!(faults(&mute), [(Some(10), "models.m.routes".to_owned())]);
+        let unknown = parse(&named("[chat, rerank]"), vars).expect_err("a fault").to_string();
+        assert!(unknown.contains("rerank") && unknown.contains("embeddings"), "{unknown}");
     }
 
     #[test]

@@ -133,6 +133,10 @@ pub struct Drain {
 pub struct Provider {
     /// The language it speaks: `openai` or `anthropic`. Callers of the one are never sent to the other.
     pub dialect: DialectName,
+    /// What it serves: `chat`, `completions`, `responses`, `embeddings`; or `messages`, `count_tokens`. Default:
+    /// everything of its dialect; name what it has, or calls for the rest are tried there in vain.
+    #[deserr(default)]
+    pub surfaces: Option<Vec<SurfaceName>>,
     /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
@@ -200,6 +204,23 @@ pub enum DialectName {
 
 #[derive(Clone, Copy, Debug, Deserr)]
 #[deserr(error = Faults)]
+pub enum SurfaceName {
+    #[deserr(rename = "chat")]
+    Chat,
+    #[deserr(rename = "completions")]
+    Completions,
+    #[deserr(rename = "responses")]
+    Responses,
+    #[deserr(rename = "embeddings")]
+    Embeddings,
+    #[deserr(rename = "messages")]
+    Messages,
+    #[deserr(rename = "count_tokens")]
+    CountTokens,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
 pub enum OutputFieldName {
     #[deserr(rename = "max_completion_tokens")]
     MaxCompletionTokens,
@@ -224,8 +245,28 @@ pub struct Model {
     /// Which route is asked first: the heaviest (`weight`), or any in proportion (`weighted_random`). Default weight.
     #[deserr(default)]
     pub sort: Option<SortName>,
+    /// What callers may ask for although it costs you more than its tokens and has no price here: `server_tools`
+    /// (web search, code execution and the like), `speed`, `inference_geo`, `audio_output`, `service_tier` (`priority`
+    /// without a price of its own). Default: nothing; such calls get 400.
+    #[deserr(default)]
+    pub unpriced: Option<Vec<ExtraName>>,
     /// Who serves it.
     pub routes: Vec<Route>,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum ExtraName {
+    #[deserr(rename = "server_tools")]
+    ServerTools,
+    #[deserr(rename = "speed")]
+    Speed,
+    #[deserr(rename = "inference_geo")]
+    InferenceGeo,
+    #[deserr(rename = "service_tier")]
+    ServiceTier,
+    #[deserr(rename = "audio_output")]
+    AudioOutput,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]
@@ -327,7 +368,7 @@ pub struct Price {
 pub struct ModelLimits {
     /// Input and output together.
     pub context: u64,
-    /// Output of one answer.
+    /// Output of one answer; 0 for a model of embeddings.
     pub output: u64,
     /// One image at its largest. Default 4096.
     #[deserr(default)]

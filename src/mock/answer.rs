@@ -161,7 +161,7 @@ fn streamed(script: &Script, wish: &Wish, reach: Reach, ending: Ending) -> Answe
     let (pieces_max, tail) = match reach {
         Reach::Head => return Answer { steps, ending },
         Reach::Pieces(pieces) => (pieces, Vec::new()),
-        Reach::Error { pieces, body } => (pieces, vec![dialect::error_event(script.dialect, &body)]),
+        Reach::Error { pieces, body } => (pieces, vec![dialect::error_event(wish.surface, &body)]),
         Reach::End => (usize::MAX, closers),
     };
 
@@ -266,10 +266,15 @@ fn reason(status: u16) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::Surface;
     use super::*;
 
+    fn wish(body: &str) -> Wish {
+        Wish::parse(Surface::Chat, body.as_bytes()).unwrap()
+    }
+
     fn payload(script: &Script) -> Vec<Step> {
-        let wish = Wish { model: None, stream: true, include_usage: true };
+        let wish = wish(r#"{"stream":true,"stream_options":{"include_usage":true}}"#);
         Answer::completion(script, &wish, None).steps
     }
 
@@ -301,7 +306,7 @@ mod tests {
             Script { text: vec![], bytes_per_write: Some(0), comments: u32::MAX, ..Script::default() };
         let writes = payload(&script).len();
         assert!(writes > 10_000 && writes < 1_000_000, "{writes} steps");
-        let wish = Wish { model: None, stream: true, include_usage: false };
+        let wish = wish(r#"{"stream":true}"#);
         let fault = Fault::EndAfterPieces { pieces: 9 };
         let script = Script { text: vec![], openers: false, ..Script::default() };
         let answer = Answer::completion(&script, &wish, Some(&fault));

@@ -1,4 +1,5 @@
-//! The JSON a provider speaks, as text: stream events, whole answers, errors.
+//! The JSON a provider speaks, as text: stream events, whole answers, errors. What responses look like is
+//! in `responses.rs`.
 //!
 //! Everything here is a template in the field order of the real APIs, because what is under test
 //! downstream is a reader of exactly these bytes. Nothing is shared with the gateway's own
@@ -8,22 +9,34 @@
 
 use serde_json::Value;
 
-use super::script::{Dialect, Script, UsageScript};
+use super::responses;
+use super::script::{Dialect, Script, Surface, UsageScript};
 
 /// What a completion request asks for, as far as an answer's shape depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
+    pub surface: Surface,
     pub model: Option<String>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Texts to embed.
+    pub inputs: usize,
+    /// Embeddings as one text each, not as lists of numbers.
+    pub base64: bool,
 }
 
 impl Wish {
     /// `None` for a body that is not a JSON object.
-    pub(super) fn parse(body: &[u8]) -> Option<Self> {
+    pub(super) fn parse(surface: Surface, body: &[u8]) -> Option<Self> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let is_true = |value: Option<&Value>| value.and_then(Value::as_bool) == Some(true);
+        // A list of numbers is one text.
+        let inputs = body.get("input").and_then(Value::as_array);
+        let inputs = inputs.filter(|list| !list.iter().all(Value::is_number)).map_or(1, Vec::len);
         body.as_object().map(|fields| Self {
+            surface,
+            inputs,
+            base64: fields.get("encoding_format").and_then(Value::as_str) == Some("base64"),
             model: fields.get("model").and_then(Value::as_str).map(String::from),
             stream: is_true(fields.get("stream")),
             include_usage: is_true(body.pointer("/stream_options/include_usage")),
@@ -39,26 +52,42 @@ pub(super) struct Events {
 }
 
 pub(super) fn events(script: &Script, wish: &Wish) -> Events {
-    match script.dialect {
-        Dialect::Openai => openai_events(script, wish),
-        Dialect::Anthropic => anthropic_events(script, wish),
+    match wish.surface {
+        Surface::Chat | Surface::Completions => openai_events(script, wish),
+        Surface::Responses => responses::events(script, wish),
+        Surface::Messages => anthropic_events(script, wish),
+        // Nobody asks these for a stream.
+        Surface::Embeddings | Surface::CountTokens => {
+            Events { openers: vec![], pieces: vec![], closers: vec![] }
+        }
     }
 }
 
 /// The unstreamed answer made of `text`; `finished` says whether it tells why it stopped.
 pub(super) fn whole(script: &Script, wish: &Wish, text: &str, finished: bool) -> String {
     let (model, text) = (model(script, wish), quoted(text));
-    match script.dialect {
-        Dialect::Openai => {
+    match wish.surface {
+        Surface::Chat | Surface::Completions => {
             let usage =
                 script.usage.map_or(String::new(), |usage| format!(r#","usage":{}"#, openai_usage(usage)));
             let reason = if finished { r#""stop""# } else { "null" };
             let tier = openai_tier(script);
+            let (id, object, said) = if wish.surface == Surface::Completions {
+                ("cmpl-mock-1", "text_completion", format!(r#""text":{text},"logprobs":null"#))
+            } else {
+                let message = format!(r#""message":{{"role":"assistant","content":{text}}}"#);
+                ("chatcmpl-mock-1", "chat.completion", message)
+            };
             format!(
-                r#"{{"id":"chatcmpl-mock-1","object":"chat.completion","created":1700000000,"model":{model},"choices":[{{"index":0,"message":{{"role":"assistant","content":{text}}},"finish_reason":{reason}}}]{usage}{tier}}}"#
+                r#"{{"id":"{id}","object":"{object}","created":1700000000,"model":{model},"choices":[{{"index":0,{said},"finish_reason":{reason}}}]{usage}{tier}}}"#
             )
         }
-        Dialect::Anthropic => {
+        Surface::Responses => responses::whole(script, wish, &text, finished),
+        Surface::Embeddings => embeddings(script, wish),
+        Surface::CountTokens => {
+            format!(r#"{{"input_tokens":{}}}"#, script.usage.map_or(0, |usage| usage.prompt))
+        }
+        Surface::Messages => {
             let output = script.usage.map_or(0, |usage| usage.completion);
             let usage = anthropic_usage(script, output);
             let reason = if finished { r#""end_turn""# } else { "null" };
@@ -67,6 +96,24 @@ pub(super) fn whole(script: &Script, wish: &Wish, text: &str, finished: bool) ->
             )
         }
     }
+}
+
+/// One for each text. The name of the model stands behind the numbers, as at the real API.
+fn embeddings(script: &Script, wish: &Wish) -> String {
+    let number = |at: usize| format!("{}0.0{}", if at.is_multiple_of(2) { "" } else { "-" }, at + 1);
+    let one = |index: usize| {
+        let embedding = if wish.base64 {
+            quoted(&"zczMPQ".repeat(script.dimensions))
+        } else {
+            format!("[{}]", (0..script.dimensions).map(number).collect::<Vec<_>>().join(","))
+        };
+        format!(r#"{{"object":"embedding","index":{index},"embedding":{embedding}}}"#)
+    };
+    let data = (0..wish.inputs).map(one).collect::<Vec<_>>().join(",");
+    let usage = script.usage.map_or(String::new(), |usage| {
+        format!(r#","usage":{{"prompt_tokens":{0},"total_tokens":{0}}}"#, usage.prompt)
+    });
+    format!(r#"{{"object":"list","data":[{data}],"model":{}{usage}}}"#, model(script, wish))
 }
 
 pub(super) fn models(script: &Script) -> String {
@@ -109,21 +156,22 @@ pub(super) fn error(dialect: Dialect, status: u16, message: &str) -> String {
 }
 
 /// An error inside a stream. A body of several lines stays one event.
-pub(super) fn error_event(dialect: Dialect, body: &str) -> String {
-    let body = body.replace('\n', "\ndata: ");
-    match dialect {
-        Dialect::Openai => format!("data: {body}\n\n"),
-        Dialect::Anthropic => format!("event: error\ndata: {body}\n\n"),
+pub(super) fn error_event(surface: Surface, body: &str) -> String {
+    let lines = body.replace('\n', "\ndata: ");
+    match surface {
+        Surface::Chat | Surface::Completions | Surface::Embeddings => format!("data: {lines}\n\n"),
+        Surface::Responses => format!("event: {}\ndata: {lines}\n\n", responses::type_of(body)),
+        Surface::Messages | Surface::CountTokens => format!("event: error\ndata: {lines}\n\n"),
     }
 }
 
 const MODEL_UNNAMED: &str = "mock-model";
 
-fn model(script: &Script, wish: &Wish) -> String {
+pub(super) fn model(script: &Script, wish: &Wish) -> String {
     quoted(script.model.as_deref().or(wish.model.as_deref()).unwrap_or(MODEL_UNNAMED))
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -131,19 +179,30 @@ fn openai_events(script: &Script, wish: &Wish) -> Events {
     let model = model(script, wish);
     let told = script.usage.filter(|_| wish.include_usage);
     let tier = openai_tier(script);
+    let legacy = wish.surface == Surface::Completions;
+    let (id, object) = if legacy {
+        ("cmpl-mock-1", "text_completion")
+    } else {
+        ("chatcmpl-mock-1", "chat.completion.chunk")
+    };
     let chunk = |choices: &str, usage: &str| {
         format!(
-            "data: {{\"id\":\"chatcmpl-mock-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":{model},\"choices\":[{choices}]{usage}{tier}}}\n\n"
+            "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":1700000000,\"model\":{model},\"choices\":[{choices}]{usage}{tier}}}\n\n"
         )
     };
     // Once asked for usage, the real API says `null` in every chunk but the one that tells it.
     let null = if told.is_some() { r#","usage":null"# } else { "" };
-    let choice = |delta: &str, reason: &str| {
-        chunk(&format!(r#"{{"index":0,"delta":{delta},"finish_reason":{reason}}}"#), null)
+    let choice =
+        |said: &str, reason: &str| chunk(&format!(r#"{{"index":0,{said},"finish_reason":{reason}}}"#), null);
+    let opener = script.openers && !legacy;
+    let opener = opener.then(|| choice(r#""delta":{"role":"assistant","content":""}"#, "null"));
+    let says = |text: &str| {
+        let text = quoted(text);
+        if legacy { format!(r#""text":{text}"#) } else { format!(r#""delta":{{"content":{text}}}"#) }
     };
-    let opener = script.openers.then(|| choice(r#"{"role":"assistant","content":""}"#, "null"));
-    let piece = |text: &String| choice(&format!(r#"{{"content":{}}}"#, quoted(text)), "null");
-    let finish = script.finish.then(|| choice("{}", r#""stop""#));
+    let piece = |text: &String| choice(&says(text), "null");
+    let last = if legacy { says("") } else { r#""delta":{}"#.to_owned() };
+    let finish = script.finish.then(|| choice(&last, r#""stop""#));
     let usage = told.map(|usage| chunk("", &format!(r#","usage":{}"#, openai_usage(usage))));
     let done = script.done.then(|| "data: [DONE]\n\n".to_owned());
     Events {
@@ -189,7 +248,7 @@ fn anthropic_events(script: &Script, wish: &Wish) -> Events {
     }
 }
 
-fn openai_tier(script: &Script) -> String {
+pub(super) fn openai_tier(script: &Script) -> String {
     script
         .service_tier
         .as_ref()

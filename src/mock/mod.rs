@@ -17,6 +17,7 @@
 
 mod answer;
 mod dialect;
+mod responses;
 mod script;
 mod wire;
 
@@ -33,7 +34,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use self::answer::Answer;
 use self::dialect::Wish;
-pub use self::script::{Dialect, Fault, Script, UsageScript};
+pub use self::script::{Dialect, Fault, Script, Surface, UsageScript};
 use self::wire::{Played, Request, Wire};
 
 const CONNECTIONS_MAX: usize = 4096;
@@ -206,17 +207,13 @@ impl Stage {
         let mut scene = self.scene();
         let script = Arc::clone(&scene.script);
         let path = request.path.split('?').next().unwrap_or_default();
-        let completions = match script.dialect {
-            Dialect::Openai => "/v1/chat/completions",
-            Dialect::Anthropic => "/v1/messages",
-        };
-        match (request.method.as_str(), path) {
-            ("GET", "/v1/models") => Answer::json(200, &dialect::models(&script)),
-            ("POST", path) if path == completions => match Wish::parse(&request.body) {
+        match (request.method.as_str(), Surface::at(&script, path)) {
+            ("GET", None) if path == "/v1/models" => Answer::json(200, &dialect::models(&script)),
+            ("POST", Some(surface)) => match Wish::parse(surface, &request.body) {
                 Some(wish) => Answer::completion(&script, &wish, scene.next_fault()),
                 None => Answer::error(&script, 400, "the request body is not a JSON object"),
             },
-            (method, path) => Answer::error(&script, 404, &format!("no such endpoint: {method} {path}")),
+            (method, _) => Answer::error(&script, 404, &format!("no such endpoint: {method} {path}")),
         }
     }
 

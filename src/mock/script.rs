@@ -20,6 +20,10 @@ pub struct Script {
     pub text: Vec<String>,
     /// The model named in answers; absent, the request's own model is echoed.
     pub model: Option<String>,
+    /// What it can be asked for; absent, all of its dialect.
+    pub surfaces: Option<Vec<Surface>>,
+    /// Numbers of one embedding.
+    pub dimensions: usize,
     /// Absent, this provider never tells usage.
     pub usage: Option<UsageScript>,
     /// The service tier that answers name; absent, `anthropic` says `standard` and `openai` nothing.
@@ -65,6 +69,8 @@ impl Default for Script {
             dialect: Dialect::Openai,
             text: ["Hello", ", ", "world", "!"].map(String::from).to_vec(),
             model: None,
+            surfaces: None,
+            dimensions: 3,
             usage: Some(UsageScript::default()),
             service_tier: None,
             delay_head_ms: 0,
@@ -87,6 +93,35 @@ pub enum Dialect {
     #[default]
     Openai,
     Anthropic,
+}
+
+/// What can be asked of a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Surface {
+    Chat,
+    Completions,
+    Responses,
+    Embeddings,
+    Messages,
+    CountTokens,
+}
+
+impl Surface {
+    /// What is asked for at a path, if this provider knows it.
+    pub(super) fn at(script: &Script, path: &str) -> Option<Self> {
+        let (dialect, surface) = match path {
+            "/v1/chat/completions" => (Dialect::Openai, Self::Chat),
+            "/v1/completions" => (Dialect::Openai, Self::Completions),
+            "/v1/responses" => (Dialect::Openai, Self::Responses),
+            "/v1/embeddings" => (Dialect::Openai, Self::Embeddings),
+            "/v1/messages" => (Dialect::Anthropic, Self::Messages),
+            "/v1/messages/count_tokens" => (Dialect::Anthropic, Self::CountTokens),
+            _ => return None,
+        };
+        let known = script.surfaces.as_ref().is_none_or(|known| known.contains(&surface));
+        (known && dialect == script.dialect).then_some(surface)
+    }
 }
 
 /// Model tokens. `prompt` includes `cached` and `written`, as `OpenAI` counts; the `anthropic` dialect,

@@ -335,3 +335,50 @@ async fn stopping_ends_connections_and_refuses_new_ones() {
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     assert!(TcpStream::connect(address).await.is_err(), "the listener went with its connections");
 }
+
+#[tokio::test]
+async fn every_surface_has_its_own_shape_and_path() {
+    let mock = mock(Script::default()).await;
+    let whole = async |path: &str, body: &str| {
+        let reply = exchange(&mock, &post(path, body)).await;
+        serde_json::from_str::<serde_json::Value>(reply.body()).unwrap()
+    };
+    let text = whole("/v1/completions", ASK_WHOLE).await;
+    assert_eq!(
+        (&text["object"], &text["choices"][0]["text"]),
+        (&"text_completion".into(), &"Hello, world!".into())
+    );
+    let response = whole("/v1/responses", ASK_WHOLE).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "Hello, world!");
+    assert_eq!((&response["status"], &response["usage"]["input_tokens"]), (&"completed".into(), &10.into()));
+    for (input, count) in [(r#""a""#, 1), (r#"["a","b"]"#, 2), ("[1,2,3]", 1), ("[[1],[2],[3]]", 3)] {
+        let list = whole("/v1/embeddings", &format!(r#"{{"model":"m","input":{input}}}"#)).await;
+        assert_eq!(list["data"].as_array().unwrap().len(), count, "{input}");
+        assert_eq!(list["data"][0]["embedding"].as_array().unwrap().len(), 3);
+    }
+    let base64 = whole("/v1/embeddings", r#"{"input":"a","encoding_format":"base64"}"#).await;
+    assert!(base64["data"][0]["embedding"].is_string());
+    mock.set_script(anthropic());
+    assert_eq!(
+        whole("/v1/messages/count_tokens", ASK_WHOLE).await,
+        serde_json::json!({ "input_tokens": 10 })
+    );
+    mock.set_script(Script { surfaces: Some(vec![Surface::Chat]), ..Script::default() });
+    assert_eq!(exchange(&mock, &post("/v1/embeddings", ASK_WHOLE)).await.status(), "404");
+    assert_eq!(chat(&mock, ASK_WHOLE).await.status(), "200");
+}
+
+#[tokio::test]
+async fn a_response_streams_numbered_events_of_the_types_that_they_are_called() {
+    let mock = mock(Script::default()).await;
+    let events = exchange(&mock, &post("/v1/responses", ASK)).await.events();
+    for (at, event) in events.split("\n\n").filter(|event| !event.is_empty()).enumerate() {
+        let (name, data) = event.split_once("\ndata: ").unwrap();
+        let data: serde_json::Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name.strip_prefix("event: ").unwrap());
+        assert_eq!(data["sequence_number"], at);
+    }
+    assert!(events.contains("event: response.completed\n"), "{events}");
+    let text = exchange(&mock, &post("/v1/completions", ASK)).await.events();
+    assert!(text.contains(r#""text":"Hello""#) && text.ends_with("data: [DONE]\n\n"), "{text}");
+}

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::upstream::board::{
@@ -21,8 +21,9 @@ use crate::{clock, entropy};
 /// What a node knows of its upstreams.
 pub struct Upstreams {
     board: Mutex<Board>,
-    /// One model of the config is as many for the board as its routes speak dialects.
-    models: HashMap<String, HashMap<Dialect, ModelId>>,
+    /// One model of the config is as many for the board as its routes serve operations: an embedding's speed
+    /// says nothing of a chat's.
+    models: HashMap<String, HashMap<Operation, ModelId>>,
     /// By [`EndpointId`].
     names: Vec<String>,
 }
@@ -71,24 +72,21 @@ impl Upstreams {
             });
         }
         let mut models = vec![];
-        let mut ids: HashMap<String, HashMap<Dialect, ModelId>> = HashMap::new();
+        let mut ids: HashMap<String, HashMap<Operation, ModelId>> = HashMap::new();
         for model in catalogue.models.values() {
             for id in &model.routes {
                 if let Some(spec) = endpoints.get_mut(id.0) {
                     spec.price = Some(model.price.standard);
                 }
             }
-            for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
-                let speaks = |id: &EndpointId| {
-                    catalogue.endpoints.get(id.0).is_some_and(|e| e.provider.dialect == dialect)
-                };
-                let routes: Vec<EndpointId> = model.routes.iter().copied().filter(speaks).collect();
+            for operation in Operation::ALL {
+                let routes: Vec<EndpointId> = catalogue.routes_for(model, operation).collect();
                 if routes.is_empty() {
                     continue;
                 }
-                ids.entry(model.name.clone()).or_default().insert(dialect, ModelId(models.len()));
+                ids.entry(model.name.clone()).or_default().insert(operation, ModelId(models.len()));
                 let (name, reasoning, sort) = (model.name.clone(), model.reasoning, model.sort);
-                models.push(ModelSpec { name, routes, reasoning, sort, explore: routing.explore });
+                models.push(ModelSpec { name, operation, routes, reasoning, sort, explore: routing.explore });
             }
         }
         let names = endpoints.iter().map(|spec| spec.name.clone()).collect();
@@ -136,10 +134,10 @@ impl Upstreams {
         named.collect()
     }
 
-    /// A model as the board knows it; `None` where none of its routes speaks the dialect.
+    /// A model as the board knows it; `None` where none of its routes serves the operation.
     #[must_use]
-    pub fn model(&self, name: &str, dialect: Dialect) -> Option<ModelId> {
-        self.models.get(name)?.get(&dialect).copied()
+    pub fn model(&self, name: &str, operation: Operation) -> Option<ModelId> {
+        self.models.get(name)?.get(&operation).copied()
     }
 
     /// Whether this node reaches none of its endpoints: its own network fails.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use filters::attempt::Planner;
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::facts::Facts;
 use filters::limit::{Kind, Over};
 use filters::meter;
@@ -45,13 +45,14 @@ impl Gateway {
     pub(super) async fn admit(
         &self,
         ctx: &Ctx,
+        operation: Operation,
         snapshot: Arc<Snapshot>,
         principal: Arc<Principal>,
         body: Body,
     ) -> Result<Call, Rejection> {
-        let facts = read(ctx.dialect, &body.bytes).await?;
-        let named = Choices::named(&snapshot, &principal, ctx.dialect, &facts)?;
-        let wish = Wish { ctx, principal: &principal, facts: &facts };
+        let facts = read(operation, &body.bytes).await?;
+        let named = Choices::named(&snapshot, &principal, operation, &facts)?;
+        let wish = Wish { ctx, operation, principal: &principal, facts: &facts };
         let plan = wish.plan(&snapshot, &named)?;
         let (ticket, choices) = match self.hold(&wish, named.within(&plan), &body.bytes).await {
             Ok(held) => held,
@@ -67,6 +68,7 @@ impl Gateway {
             .falling_back_on(now, ids(&plan.fall_backs));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
+            operation,
             own_input: wish.own_input(),
             snapshot,
             choices,
@@ -123,7 +125,7 @@ impl Gateway {
             key: wish.principal.digest,
             price_version: choices.first().map_or(0, |choice| choice.model.price.version),
             // The bound in bytes would use up a minute's tokens with prompts that are a quarter of it.
-            tokens: wish.own_input().saturating_add(choices.output_max()),
+            tokens: choices.tokens(wish.own_input()),
             scopes: Arc::clone(&wish.principal.scopes),
         };
         self.holds.admit(admit).await
@@ -131,7 +133,7 @@ impl Gateway {
 
     fn denied(&self, wish: &Wish<'_>, deny: Deny, needed: Amount) -> Rejection {
         let (word, rejection) = match deny {
-            Deny::Funds { available } => ("funds", short_of(needed, available, wish.ctx.dialect)),
+            Deny::Funds { available } => ("funds", short_of(needed, available, wish.operation)),
             Deny::Limited { scope, over } => (over.kind.word(), limited(scope, over)),
             Deny::Overloaded => {
                 let message = "Too many calls are in flight. Come back in a moment.";
@@ -151,12 +153,12 @@ impl Gateway {
 }
 
 /// What the body asks for; a large one is read where others need not wait for it.
-async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
+async fn read(operation: Operation, body: &Bytes) -> Result<Facts, Rejection> {
     if body.len() <= READ_AT_ONCE_BYTES {
-        return dialect.read(body);
+        return operation.read(body);
     }
     let body = body.clone();
-    tokio::task::spawn_blocking(move || dialect.read(&body)).await.unwrap_or_else(|error| {
+    tokio::task::spawn_blocking(move || operation.read(&body)).await.unwrap_or_else(|error| {
         tracing::error!(%error, "a body could not be read");
         Err(Rejection::new(Reason::Internal, "Something broke in the gateway."))
     })
@@ -165,6 +167,7 @@ async fn read(dialect: Dialect, body: &Bytes) -> Result<Facts, Rejection> {
 /// What a hold is sized by.
 struct Wish<'a> {
     ctx: &'a Ctx,
+    operation: Operation,
     principal: &'a Principal,
     facts: &'a Facts,
 }
@@ -194,8 +197,7 @@ impl Wish<'_> {
     }
 
     fn own_input(&self) -> u64 {
-        let input = &self.facts.input;
-        meter::own_input(input.text_bytes, input.messages, input.inline_images)
+        meter::own_input(&self.facts.input)
     }
 }
 
@@ -208,11 +210,14 @@ fn none_fits(dropped: &[(Route, Dropped)]) -> Rejection {
     Rejection::new(Reason::InvalidValue, message).param("provider")
 }
 
-fn short_of(needed: Amount, available: Amount, dialect: Dialect) -> Rejection {
+fn short_of(needed: Amount, available: Amount, operation: Operation) -> Rejection {
+    let less = match operation.output_field() {
+        Some(field) => format!("ask for fewer output tokens (`{field}`)"),
+        None => "send less".to_owned(),
+    };
     let message = format!(
         "The balance cannot carry this call: it may cost up to {needed}, {available} is available. \
-         Top up, or ask for fewer output tokens (`{}`).",
-        dialect.output_field()
+         Top up, or {less}."
     );
     Rejection::new(Reason::InsufficientBalance, message)
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use filters::dialect::Dialect;
+use filters::dialect::Operation;
 use filters::facts::Facts;
 use filters::hold::{self, Bound};
 use filters::ids::{EndpointId, ModelId};
@@ -17,7 +17,7 @@ use filters::upstream::board::Plan;
 use filters::verdict::{Reason, Rejection};
 
 use super::surface;
-use crate::config::checked::{Model, Tokenizer};
+use crate::config::checked::{Catalogue, Model, Tokenizer};
 use crate::pool::Snapshot;
 use crate::pool::keys::Principal;
 
@@ -35,7 +35,10 @@ pub(super) struct Choice {
 
 /// All of them, in the caller's order; never empty.
 #[derive(Clone)]
-pub(super) struct Choices(Vec<Choice>);
+pub(super) struct Choices {
+    operation: Operation,
+    all: Vec<Choice>,
+}
 
 impl Choices {
     /// Every model that the request names.
@@ -45,49 +48,50 @@ impl Choices {
     pub(super) fn named(
         snapshot: &Snapshot,
         principal: &Principal,
-        dialect: Dialect,
+        operation: Operation,
         facts: &Facts,
     ) -> Result<Self, Rejection> {
-        let mut choices: Vec<Choice> = vec![];
+        let mut all: Vec<Choice> = vec![];
         for name in facts.preferences.named(&facts.model) {
             let param = if name == facts.model { "model" } else { "models" };
-            let model = find_model(snapshot, principal, dialect, name, param)?;
+            let model = find_model(snapshot, principal, name, param)?;
             // An alias may have named it before.
-            if choices.iter().any(|known| known.model.name == model.name) {
+            if all.iter().any(|known| known.model.name == model.name) {
                 continue;
             }
-            let id =
-                snapshot.upstreams.model(&model.name, dialect).ok_or_else(|| not_here(dialect, param))?;
+            let served = snapshot.upstreams.model(&model.name, operation);
+            let id = served.ok_or_else(|| not_here(&snapshot.catalogue, &model, operation, param))?;
+            check_priced(facts, &model)?;
             let bound = hold::bound(facts, &model.limits, principal.default_output_tokens);
-            choices.push(Choice { model, id, bound });
+            all.push(Choice { model, id, bound });
         }
-        Ok(Self(choices))
+        Ok(Self { operation, all })
     }
 
     /// Only those that a plan may get to.
     pub(super) fn within(mut self, plan: &Plan) -> Self {
         let planned = |id: ModelId| plan.order.iter().chain(&plan.fall_backs).any(|route| route.model == id);
-        self.0.retain(|choice| planned(choice.id));
+        self.all.retain(|choice| planned(choice.id));
         self
     }
 
     /// As the board knows them.
     pub(super) fn ids(&self) -> Vec<ModelId> {
-        self.0.iter().map(|choice| choice.id).collect()
+        self.all.iter().map(|choice| choice.id).collect()
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        self.0.iter().map(|choice| choice.model.name.clone()).collect()
+        self.all.iter().map(|choice| choice.model.name.clone()).collect()
     }
 
     /// The one that is asked first.
     pub(super) fn first(&self) -> Option<&Choice> {
-        self.0.first()
+        self.all.first()
     }
 
     /// The one whose route an endpoint is.
     pub(super) fn of(&self, endpoint: EndpointId) -> Option<&Choice> {
-        self.0.iter().find(|choice| choice.model.routes.contains(&endpoint))
+        self.all.iter().find(|choice| choice.model.routes.contains(&endpoint))
     }
 
     /// The hold: for the dearest of them.
@@ -95,15 +99,21 @@ impl Choices {
     /// # Errors
     /// [`CostError`] when it is more than an amount can hold.
     pub(super) fn amount(&self, facts: &Facts) -> Result<Amount, CostError> {
-        let amounts = self.0.iter().map(|Choice { model, bound, .. }| {
+        if self.operation.is_free() {
+            return Ok(Amount::ZERO); // A hold of nothing: the limits and the books know the call all the same.
+        }
+        let amounts = self.all.iter().map(|Choice { model, bound, .. }| {
             hold::amount(bound, model.price.reachable(bound.input, facts.tier))
         });
         amounts.into_iter().try_fold(Amount::ZERO, |most, amount| Ok(most.max(amount?)))
     }
 
-    /// The most output of any of them, in tokens.
-    pub(super) fn output_max(&self) -> u64 {
-        self.0.iter().map(|choice| choice.bound.output).max().unwrap_or_default()
+    /// What limits per minute count before the answer: `input`, and the most output of any of them.
+    pub(super) fn tokens(&self, input: u64) -> u64 {
+        if self.operation.is_free() {
+            return 0;
+        }
+        input.saturating_add(self.all.iter().map(|choice| choice.bound.output).max().unwrap_or_default())
     }
 
     /// With the tokens counted, where a model says how and the body is not too large.
@@ -112,7 +122,7 @@ impl Choices {
             return self.clone();
         }
         let mut counted = self.clone();
-        for choice in &mut counted.0 {
+        for choice in &mut counted.all {
             let Some(tokenizer) = choice.model.tokenizer else { continue };
             if let Some(tokens) = count(tokenizer, body.clone()).await {
                 choice.bound = hold::counted(&choice.bound, tokens, facts, &choice.model.limits);
@@ -124,11 +134,12 @@ impl Choices {
     /// With as much output as `money` carries, but not less than `least` tokens a choice; `None` where one of
     /// them is too dear even so.
     pub(super) fn clamped(&self, facts: &Facts, money: Amount, least: u64) -> Option<Self> {
-        let clamped = self.0.iter().map(|choice| {
+        let clamped = self.all.iter().map(|choice| {
             let bound = hold::clamped(&choice.bound, facts, &choice.model.price, money, least)?;
             Some(Choice { bound, ..choice.clone() })
         });
-        clamped.collect::<Option<_>>().map(Self)
+        let all = clamped.collect::<Option<_>>()?;
+        Some(Self { operation: self.operation, all })
     }
 }
 
@@ -150,32 +161,44 @@ async fn count(tokenizer: Tokenizer, body: Bytes) -> Option<u64> {
     }
 }
 
-/// The model of that name or alias, if this key may use it and somebody serves it in this dialect. `param`:
-/// the field that named it.
+/// Whether everything that the request asks for has a price there, or may do without one.
+fn check_priced(facts: &Facts, model: &Model) -> Result<(), Rejection> {
+    let Some(asked) = hold::unpriced(facts, &model.price, &model.unpriced) else { return Ok(()) };
+    let message = format!(
+        "`{}` asks for something that costs more than its tokens and has no price for this model ({}). \
+         Leave it out.",
+        asked.field,
+        asked.extra.word()
+    );
+    Err(Rejection::new(Reason::InvalidValue, message).param(asked.field))
+}
+
+/// The model of that name or alias, if this key may use it. `param`: the field that named it.
 pub(super) fn find_model(
     snapshot: &Snapshot,
     principal: &Principal,
-    dialect: Dialect,
     name: &str,
     param: &'static str,
 ) -> Result<Arc<Model>, Rejection> {
-    let model = snapshot.catalogue.model(name).ok_or_else(|| {
+    let Some(model) = snapshot.catalogue.model(name) else {
         let message = "There is no such model. `GET /v1/models` lists those that there are.";
-        Rejection::new(Reason::ModelNotFound, message).param(param)
-    })?;
+        return Err(not_found(message, param));
+    };
     if !principal.may_use(name) && !principal.may_use(&model.name) {
         let message = "This key may not use that model. `GET /v1/models` lists those that it may.";
         return Err(Rejection::new(Reason::ModelNotAllowed, message).param(param));
     }
-    if !snapshot.catalogue.speaks(model, dialect) {
-        return Err(not_here(dialect, param));
-    }
     Ok(Arc::clone(model))
 }
 
-fn not_here(dialect: Dialect, param: &'static str) -> Rejection {
-    let here = surface::path_of(dialect);
-    let message =
-        format!("That model is not served at `POST {here}`: none of its upstreams speaks that dialect.");
+/// Nobody serves the model so: the caller is told where it is served.
+fn not_here(catalogue: &Catalogue, model: &Model, operation: Operation, param: &'static str) -> Rejection {
+    let served = Operation::ALL.into_iter().filter(|other| catalogue.serves(model, *other));
+    let paths: Vec<String> = served.map(|other| format!("`{}`", surface::path_of(other))).collect();
+    let (here, paths) = (surface::path_of(operation), paths.join(", "));
+    not_found(format!("That model is not served at `{here}`. It is served at {paths}."), param)
+}
+
+pub(super) fn not_found(message: impl Into<String>, param: &'static str) -> Rejection {
     Rejection::new(Reason::ModelNotFound, message).param(param)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use filters::attempt::Planner;
-use filters::dialect::Dialect;
+use filters::dialect::{Dialect, Operation};
 use filters::exhausted::Tried;
 use filters::facts::Facts;
 use filters::ids::EndpointId;
@@ -54,6 +54,7 @@ pub(super) enum Stage {
 
 /// An admitted call.
 pub(super) struct Call {
+    pub(super) operation: Operation,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) choices: Choices,
     pub(super) facts: Facts,

@@ -126,6 +126,8 @@ pub(super) struct Bill {
     pub(super) provider_cost: Option<PriceCard>,
     pub(super) own_input: u64,
     pub(super) ceiling: Ceiling,
+    /// Nothing is charged, and nothing is paid.
+    pub(super) free: bool,
     /// The key's allowance for calls that are left early.
     pub(super) abandoned_max: Option<Amount>,
     pub(super) endpoint: String,
@@ -425,6 +427,9 @@ impl Bill {
 
     /// What the caller pays for it: by the tier that served, where the answer names it.
     fn cost(&self, usage: &Usage, served: Option<Tier>) -> Result<Amount, CostError> {
+        if self.free {
+            return Ok(Amount::ZERO);
+        }
         cost(self.model.price.card(usage.prompt(), served.unwrap_or(self.tier)), usage)
     }
 }
@@ -454,7 +459,8 @@ impl State {
         };
         let bill = &attempt.bill;
         let used = attempt.answer.used(bill.own_input, &bill.ceiling);
-        let provider_cost = bill.provider_cost.as_ref().map(|card| cost(card, &used.usage));
+        let provider_cost = bill.provider_cost.as_ref().filter(|_| !bill.free);
+        let provider_cost = provider_cost.map(|card| cost(card, &used.usage));
         let provider_cost = provider_cost.transpose().ok().flatten().unwrap_or(Amount::ZERO);
         let cost = bill.cost(&used.usage, used.tier).unwrap_or_else(|error| {
             tracing::error!(%error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
@@ -502,7 +508,8 @@ impl State {
 
     /// What an attempt costs that its caller did not wait for: its prompt, by our own count.
     fn left_early(&self) -> Option<LeftEarly> {
-        let attempt = self.attempt.as_ref().filter(|_| !matches!(self.sent, Sent::NotYet))?;
+        let sent = !matches!(self.sent, Sent::NotYet);
+        let attempt = self.attempt.as_ref().filter(|attempt| sent && !attempt.bill.free)?;
         let bill = &attempt.bill;
         let usage = Usage { input: bill.own_input, ..Usage::default() };
         let cost_of_prompt = bill.cost(&usage, None).ok()?;

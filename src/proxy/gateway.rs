@@ -104,12 +104,8 @@ impl ProxyHttp for Gateway {
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
         let asked = session.req_header();
-        *head = headers::upstream(
-            &provider,
-            call.asks_for_stream(current.endpoint),
-            call.gate.body_bytes(),
-            asked,
-        )?;
+        let (stream, bytes) = (call.asks_for_stream(current.endpoint), call.gate.body_bytes());
+        *head = headers::upstream(&provider, call.operation, stream, bytes, asked)?;
         call.gate.sending(clock::now());
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! the body means. Downstream: nothing of the provider's head comes in; its cookies, rate
 //! limits and request ids speak of us, not of the caller.
 
-use filters::dialect::Dialect;
+use filters::dialect::{Dialect, Operation};
 use filters::limit::Standing;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
@@ -31,14 +31,12 @@ const BETA_BYTES_MAX: usize = 1024;
 /// The head of one attempt, for a caller whose head is `asked`.
 pub(super) fn upstream(
     provider: &Provider,
+    operation: Operation,
     stream: bool,
     body_bytes: usize,
     asked: &RequestHeader,
 ) -> pingora::Result<RequestHeader> {
-    let path = match provider.dialect {
-        Dialect::OpenAi => format!("{}/chat/completions", provider.base.path),
-        Dialect::Anthropic => format!("{}/messages", provider.base.path),
-    };
+    let path = format!("{}{}", provider.base.path, operation.path());
     let mut head = RequestHeader::build(Method::POST, path.as_bytes(), Some(8))?;
     head.insert_header(HOST, provider.base.authority())?;
     head.insert_header(CONTENT_TYPE, "application/json")?;

@@ -7,6 +7,7 @@ use filters::answer::{Answer, Rules};
 use filters::attempt::NextAttempt;
 use filters::dialect::Shape;
 use filters::exhausted::{Tried, verdict};
+use filters::hold;
 use filters::ids::EndpointId;
 use filters::meter::Ceiling;
 use filters::upstream::board::{Outcome, Route};
@@ -222,7 +223,6 @@ fn attempt(
 ) -> pingora::Result<Attempt> {
     let now = clock::now();
     let endpoint = call.endpoint(id)?;
-    let dialect = endpoint.provider.dialect;
     let timers = endpoint.provider.timers;
     let Choice { model, bound, .. } = call.choice(id)?;
     let bill = Bill {
@@ -230,23 +230,19 @@ fn attempt(
         tier: call.facts.tier,
         provider_cost: endpoint.cost,
         own_input: call.own_input,
-        ceiling: Ceiling { context: model.limits.context, output: bound.output },
+        ceiling: Ceiling { context: hold::most_read(&call.facts, &model.limits), output: bound.output },
+        free: call.operation.is_free(),
         abandoned_max: call.abandoned_max,
         endpoint: endpoint.name.clone(),
         attempts: call.planner.made(),
     };
-    let edits = dialect.edits(&call.gate.source(), &call.facts, bound, &endpoint.manners);
-    let shape = Shape {
-        choices: call.facts.choices,
-        stream: call.facts.stream,
-        fold: endpoint.manners.folds(&call.facts),
-        wants_usage: call.facts.wants_usage,
-        public_model: model.name.clone(),
-        request_id: request_id.to_owned(),
-    };
+    let source = call.gate.source();
+    let edits = call.operation.edits(&source, &call.facts, bound, &endpoint.manners);
+    let fold = endpoint.manners.folds(&call.facts);
+    let shape = Shape { fold, ..Shape::new(&call.facts, &model.name, request_id) };
     Ok(Attempt {
         body: call.gate.edited(edits),
-        answer: Answer::new(dialect, shape, Rules::default())
+        answer: Answer::new(call.operation, shape, Rules::of(call.operation, source.len()))
             .classed_by(Arc::clone(&endpoint.provider.classify)),
         limits: Limits {
             first_byte: leg.first_byte,

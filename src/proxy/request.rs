@@ -11,7 +11,7 @@ use pingora_proxy::Session;
 
 use super::admit::Body;
 use super::bodies::Reserved;
-use super::choices::find_model;
+use super::choices::{find_model, not_found};
 use super::ctx::{Call, Ctx};
 use super::gateway::Gateway;
 use super::keyed::Repeat;
@@ -63,7 +63,10 @@ impl Gateway {
         let value = match surface {
             Surface::Models => listing::all(&snapshot, &principal, ctx.dialect),
             Surface::Model(id) => {
-                let model = find_model(&snapshot, &principal, ctx.dialect, &id, "model")?;
+                let model = find_model(&snapshot, &principal, &id, "model")?;
+                if !snapshot.catalogue.speaks(&model, ctx.dialect) {
+                    return Err(not_found("That model is not served in this dialect.", "model"));
+                }
                 listing::one(ctx.dialect, &model.name)
             }
             Surface::Credits => self.credits(&principal).await?,
@@ -71,14 +74,14 @@ impl Gateway {
                 let query = session.req_header().uri.query().unwrap_or_default();
                 self.generation(&principal, query).await?
             }
-            Surface::ChatCompletions | Surface::Messages => {
+            Surface::Call(operation) => {
                 let (bytes, reserved) = self.read_body(session).await?;
                 match self.repeat(session, principal.account, &bytes, &ctx.request_id).await? {
                     Some(Repeat::Answer(answer)) => return Ok(Asked::Json(answer)),
                     Some(Repeat::First(first)) => ctx.keyed = Some(first),
                     None => {}
                 }
-                let call = self.admit(ctx, snapshot, principal, Body { bytes, reserved }).await?;
+                let call = self.admit(ctx, operation, snapshot, principal, Body { bytes, reserved }).await?;
                 // A stream cannot be joined, so it ends with its caller as any other.
                 if ctx.keyed.is_some() && !call.facts.stream {
                     call.gate.run_on();

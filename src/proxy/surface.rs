@@ -1,16 +1,17 @@
 //! The door: which of our paths is this, and what language does its caller speak?
 
-use filters::dialect::Dialect;
+use filters::dialect::{Dialect, Operation};
 use filters::verdict::{Reason, Rejection};
 use http::Method;
+
+/// Before every operation's path.
+const PREFIX: &str = "/v1";
 
 /// What a path serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Surface {
-    /// `POST /v1/chat/completions`.
-    ChatCompletions,
-    /// `POST /v1/messages`.
-    Messages,
+    /// `POST /v1/chat/completions` and its like: what goes to an upstream.
+    Call(Operation),
     /// `GET /v1/models`.
     Models,
     /// `GET /v1/models/{id}`.
@@ -41,9 +42,11 @@ impl Surface {
 
     /// What is at a path.
     pub(super) fn at(path: &str) -> Option<Self> {
+        let behind = path.strip_prefix(PREFIX).unwrap_or_default();
+        if let Some(operation) = Operation::ALL.into_iter().find(|operation| operation.path() == behind) {
+            return Some(Self::Call(operation));
+        }
         match path {
-            "/v1/chat/completions" => Some(Self::ChatCompletions),
-            "/v1/messages" => Some(Self::Messages),
             "/v1/models" => Some(Self::Models),
             "/v1/credits" => Some(Self::Credits),
             "/v1/generation" => Some(Self::Generation),
@@ -57,7 +60,7 @@ impl Surface {
     /// The one method that it takes.
     pub(super) const fn method(&self) -> Method {
         match self {
-            Self::ChatCompletions | Self::Messages => Method::POST,
+            Self::Call(_) => Method::POST,
             Self::Models | Self::Model(_) | Self::Credits | Self::Generation => Method::GET,
         }
     }
@@ -65,8 +68,7 @@ impl Surface {
     /// The label in metrics and logs.
     pub(super) const fn word(&self) -> &'static str {
         match self {
-            Self::ChatCompletions => "chat",
-            Self::Messages => "messages",
+            Self::Call(operation) => operation.word(),
             Self::Models | Self::Model(_) => "models",
             Self::Credits | Self::Generation => "account",
         }
@@ -76,11 +78,9 @@ impl Surface {
     /// `versioned`: the caller sends `anthropic-version`, as every client of that API must.
     pub(super) const fn dialect(&self, versioned: bool) -> Dialect {
         match self {
-            Self::Messages => Dialect::Anthropic,
+            Self::Call(operation) => operation.dialect(),
             Self::Models | Self::Model(_) if versioned => Dialect::Anthropic,
-            Self::ChatCompletions | Self::Models | Self::Model(_) | Self::Credits | Self::Generation => {
-                Dialect::OpenAi
-            }
+            Self::Models | Self::Model(_) | Self::Credits | Self::Generation => Dialect::OpenAi,
         }
     }
 }
@@ -90,15 +90,14 @@ pub(super) fn dialect_of_errors(path: &str, versioned: bool) -> Dialect {
     let is = |surface: &str| {
         path.strip_prefix(surface).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    if is("/v1/messages") || (versioned && !is("/v1/chat")) { Dialect::Anthropic } else { Dialect::OpenAi }
+    let openai = ["/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings"];
+    let versioned = versioned && !openai.into_iter().any(is);
+    if is("/v1/messages") || versioned { Dialect::Anthropic } else { Dialect::OpenAi }
 }
 
-/// Where a dialect asks for answers.
-pub(super) const fn path_of(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::OpenAi => "/v1/chat/completions",
-        Dialect::Anthropic => "/v1/messages",
-    }
+/// How a caller asks for an operation.
+pub(super) fn path_of(operation: Operation) -> String {
+    format!("POST {PREFIX}{}", operation.path())
 }
 
 #[cfg(test)]
@@ -108,11 +107,24 @@ mod tests {
     #[test]
     fn paths_and_methods_are_told_apart() {
         let find = |method: Method, path| Surface::find(&method, path).map_err(|r| r.status());
-        assert_eq!(find(Method::POST, "/v1/chat/completions"), Ok(Surface::ChatCompletions));
+        assert_eq!(find(Method::POST, "/v1/chat/completions"), Ok(Surface::Call(Operation::Chat)));
         assert_eq!(find(Method::GET, "/v1/chat/completions"), Err(405));
-        assert_eq!(find(Method::POST, "/v1/messages"), Ok(Surface::Messages));
+        assert_eq!(find(Method::POST, "/v1/messages"), Ok(Surface::Call(Operation::Messages)));
         assert_eq!(find(Method::GET, "/v1/models/a/b"), Ok(Surface::Model("a/b".into())));
-        for path in ["/", "/v1/chat/completions/", "/v1//models", "/v1/models/", "/metrics", "*"] {
+        assert_eq!(find(Method::POST, "/v1/embeddings"), Ok(Surface::Call(Operation::Embeddings)));
+        let count = "/v1/messages/count_tokens";
+        assert_eq!(find(Method::POST, count), Ok(Surface::Call(Operation::CountTokens)));
+        for path in [
+            "/responses",
+            "/v1/responses/resp_1",
+            "/v1",
+            "/",
+            "/v1/chat/completions/",
+            "/v1//models",
+            "/v1/models/",
+            "/metrics",
+            "*",
+        ] {
             assert_eq!(find(Method::GET, path), Err(404), "{path}");
         }
     }
@@ -120,8 +132,8 @@ mod tests {
     #[test]
     fn a_version_decides_only_where_both_dialects_are_served() {
         let speaks = |surface: Surface| [true, false].map(|versioned| surface.dialect(versioned));
-        assert_eq!(speaks(Surface::ChatCompletions), [Dialect::OpenAi; 2]);
-        assert_eq!(speaks(Surface::Messages), [Dialect::Anthropic; 2]);
+        assert_eq!(speaks(Surface::Call(Operation::Chat)), [Dialect::OpenAi; 2]);
+        assert_eq!(speaks(Surface::Call(Operation::CountTokens)), [Dialect::Anthropic; 2]);
         assert_eq!(speaks(Surface::Models), [Dialect::Anthropic, Dialect::OpenAi]);
     }
 
@@ -134,6 +146,7 @@ mod tests {
             ("/v1/models", true, Dialect::Anthropic),
             ("/v1/models", false, Dialect::OpenAi),
             ("/v1/chat/completions", true, Dialect::OpenAi),
+            ("/v1/responses/resp_1", true, Dialect::OpenAi),
             ("/nothing", true, Dialect::Anthropic),
         ] {
             assert_eq!(dialect_of_errors(path, versioned), expected, "{path}");

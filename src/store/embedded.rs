@@ -196,6 +196,11 @@ impl Inner {
             Some(Ok(standing)) => Ok(standing),
             Some(Err(Refused::Funds { available })) => Err(Deny::Funds { available }),
             Some(Err(Refused::Limited { scope, over })) => Err(Deny::Limited { scope, over }),
+            // Nothing is leased for an account without money. What is free needs a purse for its limits alone.
+            None if admit.amount == Amount::ZERO => {
+                self.purses.write().unwrap_or_else(PoisonError::into_inner).entry(admit.account).or_default();
+                self.reserve(admit)
+            }
             None => Err(Deny::Funds { available: Amount::ZERO }),
         }
     }

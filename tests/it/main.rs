@@ -33,4 +33,5 @@ mod routing;
 mod simulation;
 mod streams;
 mod support;
+mod surfaces;
 mod wall;

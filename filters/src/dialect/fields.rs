@@ -119,21 +119,31 @@ pub(super) fn each<'a>(
     mut visit: impl FnMut(&Object<'a>) -> Result<(), Rejection>,
 ) -> Result<(), Rejection> {
     let mut refused = None;
-    let mut no_object = None;
-    let mut element = |raw: &'a RawValue| match Object::of(raw.get()) {
-        Ok(object) => visit(&object).map_err(|rejection| refused = Some(rejection)).is_ok(),
-        Err(why) => {
-            no_object = Some(why.to_string());
-            false
+    let listed = elements(text, |element| match Object::of(element) {
+        Ok(object) => {
+            visit(&object).map_err(|rejection| refused = Some(rejection)).map_err(|()| String::new())
         }
-    };
-    let read = serde_json::Deserializer::from_str(text).deserialize_seq(Each { visit: &mut element });
-    match (refused, no_object, read) {
-        (Some(rejection), ..) => Err(rejection),
-        (None, Some(why), _) => Err(malformed(why)),
-        (None, None, Err(why)) => Err(malformed(why.to_string())),
-        (None, None, Ok(())) => Ok(()),
+        Err(why) => Err(why.to_string()),
+    });
+    match (refused, listed) {
+        (Some(rejection), _) => Err(rejection),
+        (None, Err(why)) => Err(malformed(why)),
+        (None, Ok(())) => Ok(()),
     }
+}
+
+/// Hands the text of each element of the JSON list `text` to `visit`.
+///
+/// # Errors
+/// What `visit` says against an element, or why the text is no list.
+pub(super) fn elements<'a>(
+    text: &'a str,
+    mut visit: impl FnMut(&'a str) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut refused = None;
+    let mut element = |raw: &'a RawValue| visit(raw.get()).map_err(|why| refused = Some(why)).is_ok();
+    let read = serde_json::Deserializer::from_str(text).deserialize_seq(Each { visit: &mut element });
+    refused.map_or_else(|| read.map_err(|why| why.to_string()), Err)
 }
 
 struct Each<'v, V> {
@@ -164,6 +174,14 @@ pub(super) fn invalid(param: &'static str, what: &str) -> Rejection {
 /// The length of a text in bytes.
 pub(super) fn size(text: &str) -> u64 {
     u64::try_from(text.len()).unwrap_or(u64::MAX)
+}
+
+/// The length of a JSON string, with its escapes resolved.
+pub(super) fn string_bytes(json: &str) -> u64 {
+    if json.contains('\\') {
+        return serde_json::from_str::<String>(json).map_or(0, |text| size(&text));
+    }
+    json.strip_prefix('"').and_then(|text| text.strip_suffix('"')).map_or(0, size)
 }
 
 fn malformed(why: Malformed) -> Rejection {

@@ -1,29 +1,30 @@
 //! What the providers' languages have in common, and the one door to each of them.
 //!
-//! Rooms outside ask a [`Dialect`]; nothing outside this folder knows a field name of a provider.
+//! Rooms outside ask an [`Operation`], or its [`Dialect`] for what all operations of one have in common;
+//! nothing outside this folder knows a field name of a provider.
 
 pub mod anthropic;
 mod fields;
 pub mod fold;
 mod object;
 pub mod openai;
+mod operation;
 
 use bytes::Bytes;
 
 use crate::facts::Facts;
-use crate::hold::Bound;
-use crate::json::{self, Edit};
+use crate::json::Edit;
 use crate::meter::{Produced, UsageReport};
 use crate::money::price::Tier;
-use crate::stream::sse::Event;
 use crate::verdict::{Rejection, UpstreamError};
+pub use operation::Operation;
 
 /// A provider's language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// `OpenAI`'s chat completions and whatever is compatible with them.
+    /// `OpenAI`'s, and of whatever is compatible with it.
     OpenAi,
-    /// Anthropic's messages and whatever is compatible with them.
+    /// Anthropic's, and of whatever is compatible with it.
     Anthropic,
 }
 
@@ -60,6 +61,10 @@ pub struct Piece {
     pub tier: Option<Tier>,
     /// What it produced.
     pub produced: Produced,
+    /// That is all that was produced so far, and not something new.
+    pub restates: bool,
+    /// Its number in the stream, where its operation numbers events.
+    pub sequence: Option<u64>,
     /// How many choices it says are finished.
     pub finished: u64,
     /// What to change before the caller sees it.
@@ -79,6 +84,8 @@ pub enum Kind {
     UsageOnly,
     /// The end of the stream.
     Done,
+    /// The end of the stream, which is an answer by itself.
+    Last,
     /// An error in place of an answer.
     Error(UpstreamError),
     /// Not of this dialect.
@@ -94,6 +101,8 @@ pub struct Shape {
     pub fold: bool,
     /// How many choices were asked for.
     pub choices: u64,
+    /// Bytes of the prompt that come back as if they were output, in all choices together.
+    pub echoed_bytes: u64,
     /// Usage stays in the stream.
     pub wants_usage: bool,
     /// The name that the answer's `model` shows.
@@ -108,75 +117,54 @@ impl Manners {
     pub fn folds(&self, facts: &Facts) -> bool {
         self.fold && facts.foldable && !facts.stream
     }
+
+    /// What puts the upstream's name of the model in for ours, where they differ.
+    fn rename(&self, facts: &Facts) -> Option<Edit> {
+        let name = serde_json::Value::from(self.native_model.as_str()).to_string();
+        let differs = self.native_model != facts.model;
+        differs.then(|| Edit { span: facts.spans.model.clone(), with: name.into_bytes() })
+    }
+}
+
+impl Shape {
+    /// The shape of the answer to a request.
+    #[must_use]
+    pub fn new(facts: &Facts, public_model: &str, request_id: &str) -> Self {
+        Self {
+            stream: facts.stream,
+            fold: false,
+            choices: facts.choices,
+            echoed_bytes: facts.echoed_bytes,
+            wants_usage: facts.wants_usage,
+            public_model: public_model.to_owned(),
+            request_id: request_id.to_owned(),
+        }
+    }
 }
 
 impl Piece {
     fn of(kind: Kind) -> Self {
-        Self { kind, usage: None, tier: None, produced: Produced::default(), finished: 0, edits: vec![] }
+        Self {
+            kind,
+            usage: None,
+            tier: None,
+            produced: Produced::default(),
+            restates: false,
+            sequence: None,
+            finished: 0,
+            edits: vec![],
+        }
     }
 }
 
 impl Dialect {
-    /// Reads a request.
-    ///
-    /// # Errors
-    /// A 400 that names the field.
-    pub fn read(self, body: &[u8]) -> Result<Facts, Rejection> {
+    /// The operation that every server of it knows.
+    #[must_use]
+    pub const fn first_operation(self) -> Operation {
         match self {
-            Self::OpenAi => openai::request::read(body),
-            Self::Anthropic => anthropic::request::read(body),
+            Self::OpenAi => Operation::Chat,
+            Self::Anthropic => Operation::Messages,
         }
-    }
-
-    /// What to change in the body for one upstream.
-    #[must_use]
-    pub fn edits(self, body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
-        let mut edits = match self {
-            Self::OpenAi => openai::request::edits(body, facts, bound, manners),
-            Self::Anthropic => anthropic::request::edits(facts, bound, manners),
-        };
-        edits.extend(facts.spans.ours.iter().map(|span| Edit { span: span.clone(), with: vec![] }));
-        edits
-    }
-
-    /// What an event of a stream is.
-    #[must_use]
-    pub fn event(self, event: &Event, shape: &Shape) -> Piece {
-        match self {
-            Self::OpenAi => openai::answer::event(event, shape),
-            Self::Anthropic => anthropic::answer::event(event, shape),
-        }
-    }
-
-    /// The event that ends every stream.
-    #[must_use]
-    pub const fn terminal_event(self) -> &'static [u8] {
-        match self {
-            Self::OpenAi => b"data: [DONE]\n\n",
-            Self::Anthropic => b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
-        }
-    }
-
-    /// What a whole answer is.
-    #[must_use]
-    pub fn whole(self, body: &[u8], shape: &Shape) -> Piece {
-        match self {
-            Self::OpenAi => openai::answer::whole(body, shape),
-            Self::Anthropic => anthropic::answer::whole(body, shape),
-        }
-    }
-
-    /// A usage report near the end of a whole answer that was too long to be read.
-    #[must_use]
-    pub fn usage_in_tail(self, tail: &[u8], shape: &Shape) -> Option<UsageReport> {
-        let at = memchr::memmem::rfind(tail, b"\"usage\"")?;
-        let member = [b"{", tail.get(at..)?].concat();
-        let value = json::find_in_prefix(&member, "usage")?;
-        let shell: &[u8] = match self {
-            Self::OpenAi => br#"{"choices":[],"usage":"#,
-            Self::Anthropic => br#"{"type":"message","content":[],"usage":"#,
-        };
-        self.whole(&[shell, member.get(value)?, b"}"].concat(), shape).usage
     }
 
     /// What an error status with its body says.
@@ -188,30 +176,12 @@ impl Dialect {
         }
     }
 
-    /// The field by which a caller bounds the output.
-    #[must_use]
-    pub const fn output_field(self) -> &'static str {
-        match self {
-            Self::OpenAi => "max_completion_tokens",
-            Self::Anthropic => "max_tokens",
-        }
-    }
-
     /// An error as the body of a response.
     #[must_use]
     pub fn error_body(self, rejection: &Rejection, request_id: &str) -> Bytes {
         match self {
             Self::OpenAi => openai::error::body(rejection),
             Self::Anthropic => anthropic::error::body(rejection, request_id),
-        }
-    }
-
-    /// An error as the last event of a stream that has begun.
-    #[must_use]
-    pub fn error_event(self, rejection: &Rejection, request_id: &str) -> Bytes {
-        match self {
-            Self::OpenAi => openai::error::event(rejection),
-            Self::Anthropic => anthropic::error::event(rejection, request_id),
         }
     }
 }

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use rand_core::RngCore;
 
+use crate::dialect::Operation;
 use crate::ids::{CredentialId, EndpointId, ModelId};
 use crate::money::PriceCard;
 use crate::preferences::{Dropped, Preferences, RouteFacts};
@@ -78,6 +79,9 @@ pub struct EndpointSpec {
 pub struct ModelSpec {
     /// Its public name.
     pub name: String,
+    /// What is asked of it: one model that serves several operations is as many models here, each with
+    /// speeds of its own.
+    pub operation: Operation,
     /// Its routes.
     pub routes: Vec<EndpointId>,
     /// It thinks before it speaks.
@@ -376,7 +380,10 @@ impl Board {
     pub fn reloaded(&self, now: Instant, layout: Layout) -> Self {
         let mut new = Self::new(now, layout);
         let old_endpoint = |name: &str| self.layout.endpoints.iter().position(|spec| spec.name == name);
-        let old_model = |name: &str| self.layout.models.iter().position(|spec| spec.name == name);
+        let old_model = |new: &ModelSpec| {
+            let same = |spec: &ModelSpec| spec.name == new.name && spec.operation == new.operation;
+            self.layout.models.iter().position(same)
+        };
         for (at, (spec, state)) in new.layout.endpoints.iter().zip(&mut new.endpoints).enumerate() {
             let Some(old_at) = old_endpoint(&spec.name) else { continue };
             let Some((old, old_state)) = self.layout.endpoints.get(old_at).zip(self.endpoints.get(old_at))
@@ -388,7 +395,7 @@ impl Board {
             new.rests.adopt(&self.rests, ids.0, ids.1);
         }
         for (at, model) in new.layout.models.iter().enumerate() {
-            let Some(old_at) = old_model(&model.name) else { continue };
+            let Some(old_at) = old_model(model) else { continue };
             for endpoint in &model.routes {
                 let name = new.layout.endpoints.get(endpoint.0).map(|spec| spec.name.as_str());
                 let Some(old_endpoint) = name.and_then(old_endpoint) else { continue };
@@ -1089,6 +1096,7 @@ mod tests {
             endpoints: weights.iter().enumerate().map(|(n, w)| spec(n, *w)).collect(),
             models: vec![ModelSpec {
                 name: "m".into(),
+                operation: Operation::Chat,
                 routes: (0..weights.len()).map(EndpointId).collect(),
                 reasoning: false,
                 explore: true,
@@ -1334,6 +1342,30 @@ mod tests {
         turned.endpoints[1].name = "e0".into();
         played.board = played.board.reloaded(played.now, turned);
         assert_eq!(played.order(), [0], "the open one has another place now");
+    }
+
+    #[test]
+    fn the_speeds_of_two_operations_of_one_model_do_not_mix_nor_after_a_reload() {
+        let both = |operations: [Operation; 2]| {
+            let one = layout(&[100]);
+            let spec = |operation| ModelSpec { operation, ..one.models[0].clone() };
+            Layout { models: operations.map(spec).to_vec(), ..one.clone() }
+        };
+        let mut played = Played::new(&[100]);
+        played.board = Board::new(played.now, both([Operation::Chat, Operation::Embeddings]));
+        for _ in 0..100 {
+            played.attempt(0, SERVED);
+            played.wait(20);
+        }
+        let event = |played: &mut Played, model| {
+            let route = Route { model: ModelId(model), endpoint: EndpointId(0) };
+            played.board.limits(played.now, route, Form::Stream, 10).map(|limits| limits.event)
+        };
+        let (learnt, cold) = (event(&mut played, 0), event(&mut played, 1));
+        assert!(learnt < cold, "{learnt:?} {cold:?}");
+        let turned = both([Operation::Embeddings, Operation::Chat]);
+        played.board = played.board.reloaded(played.now, turned);
+        assert_eq!((event(&mut played, 0), event(&mut played, 1)), (cold, learnt));
     }
 
     proptest! {

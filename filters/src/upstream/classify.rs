@@ -9,6 +9,7 @@
 //! Error bodies are matched by a code or a phrase; an engine for more would be a crate in the one that
 //! must stay small, and a pattern that goes wrong at 3 a.m.
 
+use crate::dialect::Operation;
 use crate::upstream::failure::Failure;
 use crate::verdict::UpstreamError;
 
@@ -68,14 +69,17 @@ impl Class {
     }
 }
 
-/// What an error with this status and body means.
+/// What an error with this status and body means, for a call that asked for `operation`.
 #[must_use]
-pub fn failure(error: &UpstreamError, body: &[u8], rules: &[Rule]) -> Failure {
+pub fn failure(operation: Operation, error: &UpstreamError, body: &[u8], rules: &[Rule]) -> Failure {
     if let Some(rule) = rules.iter().find(|rule| rule.matches(error.status, body)) {
         return rule.treat_as.failure(error.status);
     }
     if error.is_about_our_credential() {
         return Failure::Credential(error.status);
+    }
+    if operation.is_unknown_to(error) {
+        return Failure::NOT_SERVED;
     }
     match known(&error.code).or_else(|| known(&error.kind)) {
         // A 4xx that speaks of load is the endpoint's; a 5xx that speaks of the request stays a 5xx:
@@ -119,7 +123,7 @@ mod tests {
     use crate::dialect::Dialect;
 
     fn class(status: u16, body: &str, rules: &[Rule]) -> Failure {
-        failure(&Dialect::OpenAi.error(status, body.as_bytes()), body.as_bytes(), rules)
+        failure(Operation::Chat, &Dialect::OpenAi.error(status, body.as_bytes()), body.as_bytes(), rules)
     }
 
     fn rule(status: Option<u16>, text: Option<&str>, treat_as: Class) -> Rule {
@@ -175,6 +179,18 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_a_server_lacks_is_the_routes_matter_unless_a_rule_says_otherwise() {
+        let error = Dialect::OpenAi.error(404, b"404 page not found");
+        let of = |operation, rules: &[Rule]| failure(operation, &error, b"404 page not found", rules);
+        assert_eq!(of(Operation::Responses, &[]), Failure::Status(404));
+        assert_eq!(of(Operation::Chat, &[]), Failure::CallerFault(404));
+        let fault = [rule(Some(404), None, Class::CallerFault)];
+        assert_eq!(of(Operation::Responses, &fault), Failure::CallerFault(404));
+        let route = Failure::Status(404);
+        assert!(route.fails_over() && !route.blames_endpoint() && !route.is_transient());
+    }
+
+    #[test]
     fn classes_have_the_words_of_the_config() {
         for class in [Class::Transient, Class::RateLimit, Class::Credential, Class::CallerFault] {
             assert_eq!(Class::from_word(class.word()), Some(class));
@@ -197,7 +213,7 @@ mod tests {
         #[test]
         fn any_body_is_classed(status: u16, body in prop::collection::vec(any::<u8>(), 0..200)) {
             let error = Dialect::OpenAi.error(status, &body);
-            let _ = failure(&error, &body, &[]);
+            let _ = failure(Operation::Responses, &error, &body, &[]);
         }
     }
 }

@@ -73,6 +73,9 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The upstream does not do what was asked for at all.
+    pub const NOT_SERVED: Self = Self::Status(404);
+
     /// What an upstream's error status means for the plan.
     #[must_use]
     pub const fn from_status(status: u16) -> Self {
@@ -101,14 +104,15 @@ impl Failure {
     }
 
     /// Whether the endpoint's weight suffers: not for what is the caller's doing, not for 429 and
-    /// 403, which speak of a quota or of this one request, and not for our credential.
+    /// 403, which speak of a quota or of this one request, not for a path that it never had, and not for
+    /// our credential.
     #[must_use]
     pub const fn blames_endpoint(&self) -> bool {
         match self {
             Self::CallerFault(_)
             | Self::Ours
             | Self::Credential(_)
-            | Self::Status(403 | 429)
+            | Self::Status(403 | 404 | 429)
             | Self::Timeout(Timer::Drain) => false,
             Self::Connect
             | Self::Timeout(_)
@@ -131,13 +135,19 @@ impl Failure {
                 Timer::Connect | Timer::FirstByte | Timer::FirstEvent | Timer::Idle => true,
                 Timer::Share | Timer::StreamMax | Timer::Drain => false,
             },
-            Self::Status(status) => !matches!(status, 403 | 429),
+            Self::Status(status) => !matches!(status, 403 | 404 | 429),
             Self::Credential(_)
             | Self::Redirect
             | Self::NotAnAnswer(NotAnAnswer::WrongType | NotAnAnswer::Unreadable)
             | Self::CallerFault(_)
             | Self::Ours => false,
         }
+    }
+
+    /// Whether it is [`Self::NOT_SERVED`]. (A 404 about the request itself is a caller's fault.)
+    #[must_use]
+    pub const fn is_not_served(&self) -> bool {
+        matches!(self, Self::Status(404))
     }
 
     /// Whether no connection came about, which may be our own network's doing.
@@ -156,6 +166,7 @@ impl Failure {
             Self::Status(408) => "status_408",
             Self::Status(429) => "status_429",
             Self::Status(403) => "status_403",
+            Self::Status(404) => "not_served",
             Self::Status(_) => "status_5xx",
             Self::Credential(_) => "credential",
             Self::Redirect => "redirect",

@@ -28,6 +28,8 @@ pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
     route_extra: String,
+    first_extra: String,
+    limits: String,
     extra: String,
     key: String,
     account: String,
@@ -57,6 +59,8 @@ impl Setup {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             route_extra: String::new(),
+            first_extra: String::new(),
+            limits: "context: 128000, output: 16384".to_owned(),
             extra: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
@@ -80,6 +84,18 @@ impl Setup {
     /// Keys for every route, as YAML flow.
     pub fn routes(mut self, yaml: &str) -> Self {
         self.route_extra = format!(", {yaml}");
+        self
+    }
+
+    /// More keys for the first provider alone, as YAML flow.
+    pub fn first(mut self, yaml: &str) -> Self {
+        self.first_extra = format!(", {yaml}");
+        self
+    }
+
+    /// The model's limits, as YAML flow.
+    pub fn limits(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.limits);
         self
     }
 
@@ -163,8 +179,9 @@ impl Setup {
             let is_last = index + 1 == self.upstreams.len();
             let dialect = if self.mixed && is_last { "openai" } else { dialect };
             let extra = &self.provider_extra;
+            let first = if index == 0 { self.first_extra.as_str() } else { "" };
             providers.push_str(&format!(
-                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra} }}\n"
+                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra}{first} }}\n"
             ));
             if is_last && !self.other_model.is_empty() {
                 break;
@@ -182,7 +199,7 @@ impl Setup {
                 self.upstreams.len() - 1,
             ));
         }
-        let Self { extra, balance, key, account, model, drain_max, routing, .. } = self;
+        let Self { extra, balance, key, account, model, drain_max, routing, limits, .. } = self;
         let price = format!("price: {price}");
         let model = match model.as_str() {
             "" => price,
@@ -197,7 +214,7 @@ impl Setup {
              {extra}\
              providers:\n{providers}\
              models:\n  {name}:\n    {model}\n    \
-             limits: {{ context: 128000, output: 16384 }}\n    routes:\n{routes}\
+             limits: {{ {limits} }}\n    routes:\n{routes}\
              bootstrap:\n  accounts:\n    \
              alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
              beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"

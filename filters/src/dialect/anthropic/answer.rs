@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::super::fields::size;
+use super::super::fields::{size, string_bytes};
 use super::super::object::Object;
 use super::super::{Kind, Piece, Shape};
 use super::error;
@@ -60,8 +60,13 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
         return Piece::of(Kind::Unreadable);
     };
     let mut piece = Piece::of(Kind::Meaningful);
+    let mut said = object.value("stop_reason").is_some();
     for block in &blocks {
-        block.count(&mut piece.produced);
+        said |= block.count(&mut piece.produced);
+    }
+    if !said {
+        // Neither a word nor a reason why there is none: the same as a stream of openers alone.
+        piece.kind = Kind::Opener;
     }
     piece.finished = 1;
     piece.take_usage(object.value("usage"), Standing::Final);
@@ -130,21 +135,35 @@ impl Piece {
 }
 
 /// What is named, as it is named: `input_tokens` leaves out what was read from a cache or written to
-/// one. `None` when a count cannot be believed.
+/// one. What compacting a long conversation took is billed, but no part of the totals: it stands in
+/// `iterations` alone. `None` when a count cannot be believed.
 fn read_usage(usage: &Value, standing: Standing) -> Option<Reported> {
     let fields = usage.as_object()?;
     let named = |value: Option<&Value>| match value {
         None | Some(Value::Null) => Some(None),
         Some(value) => tokens(value).map(Some),
     };
+    let iterations =
+        fields.get("iterations").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let is_compaction = |it: &&Value| it.get("type").and_then(Value::as_str) == Some("compaction");
+    let total = |key: &str| {
+        let compacted = iterations.iter().filter(is_compaction).filter_map(|it| it.get(key));
+        compacted.map(|count| named(Some(count))).try_fold(named(fields.get(key))?, |sum, more| {
+            Some(match (sum, more?) {
+                (None, more) => more,
+                (sum, None) => sum,
+                (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
+            })
+        })
+    };
     let written = |key: &str| named(fields.get("cache_creation").and_then(|parts| parts.get(key)));
     Some(Reported {
-        input: named(fields.get("input_tokens"))?,
-        cache_read: named(fields.get("cache_read_input_tokens"))?,
-        cache_write: named(fields.get("cache_creation_input_tokens"))?,
+        input: total("input_tokens")?,
+        cache_read: total("cache_read_input_tokens")?,
+        cache_write: total("cache_creation_input_tokens")?,
         cache_write_5m: written("ephemeral_5m_input_tokens")?,
         cache_write_1h: written("ephemeral_1h_input_tokens")?,
-        output: named(fields.get("output_tokens"))?,
+        output: total("output_tokens")?,
         standing,
         ..Reported::default()
     })
@@ -218,17 +237,9 @@ impl Delta<'_> {
 }
 
 fn says(text: Option<&RawValue>, produced: &mut Produced) -> bool {
-    let bytes = text.map_or(0, |text| text_bytes(text.get()));
+    let bytes = text.map_or(0, |text| string_bytes(text.get()));
     produced.text_bytes += bytes;
     bytes > 0
-}
-
-/// The length of a JSON string, with its escapes resolved.
-fn text_bytes(json: &str) -> u64 {
-    if json.contains('\\') {
-        return serde_json::from_str::<String>(json).map_or(0, |text| size(&text));
-    }
-    json.strip_prefix('"').and_then(|text| text.strip_suffix('"')).map_or(0, size)
 }
 
 #[cfg(test)]
@@ -245,6 +256,7 @@ mod tests {
             stream: true,
             fold: false,
             choices: 1,
+            echoed_bytes: 0,
             wants_usage: true,
             public_model: "claude-a".into(),
             request_id: "r".into(),
@@ -366,12 +378,37 @@ mod tests {
     }
 
     #[test]
+    fn what_a_compaction_took_is_part_of_what_is_paid() {
+        let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":7},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
+        let found = report(&piece(&start(usage)));
+        assert_eq!((found.input, found.cache_read, found.output), (Some(203_000), Some(7), Some(4_500)));
+        let odd = r#"{"input_tokens":1,"iterations":[{"type":"compaction","input_tokens":-5}]}"#;
+        assert_eq!(piece(&start(odd)).usage, Some(UsageReport::Unbelievable));
+        let other =
+            r#"{"input_tokens":1,"output_tokens":2,"iterations":[1,{"type":"message","input_tokens":1}]}"#;
+        assert_eq!(report(&piece(&start(other))).input, Some(1));
+    }
+
+    #[test]
     fn counts_that_cannot_be_believed_are_not() {
         for usage in [r#"{"input_tokens":-1}"#, r#"{"output_tokens":2.5}"#, "[]", "7"] {
             assert_eq!(piece(&start(usage)).usage, Some(UsageReport::Unbelievable), "{usage}");
         }
         assert_eq!(piece(&start("null")).usage, None);
         assert_eq!(report(&piece(&start(r#"{"input_tokens":"12"}"#))).input, Some(12));
+    }
+
+    #[test]
+    fn a_whole_answer_that_says_nothing_is_none() {
+        let of = |content: &str, reason: &str| {
+            let text = format!(r#"{{"type":"message","content":{content},"stop_reason":{reason}}}"#);
+            whole(text.as_bytes(), &shape()).kind
+        };
+        assert_eq!(of("[]", "null"), Kind::Opener);
+        assert_eq!(of(r#"[{"type":"text","text":""}]"#, "null"), Kind::Opener);
+        assert_eq!(of("[]", "\"end_turn\""), Kind::Meaningful);
+        assert_eq!(of("[]", "\"pause_turn\""), Kind::Meaningful);
+        assert_eq!(of(r#"[{"type":"text","text":"a"}]"#, "null"), Kind::Meaningful);
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! so nothing is asked for and nothing stripped. `input_tokens` leaves cached tokens out. And
 //! `max_tokens` is required, so that no output bound is ever written.
 //!
-//! Deliberately absent: fields that change the price of a call without changing its tokens (`speed`,
-//! `inference_geo`), and the tokens of a compaction, which `usage` names apart from its totals.
+//! Fields that change the price of a call without changing its tokens (`speed`, `inference_geo`), and tools
+//! with a fee of their own, are named in the facts: a call is refused where nobody has said that it may.
 
 pub mod answer;
+pub mod count;
 pub mod error;
 pub(super) mod fold;
 pub mod request;

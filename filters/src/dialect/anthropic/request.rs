@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::super::Manners;
 use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
 use super::super::object::Object;
-use crate::facts::{Facts, Input, Spans};
+use crate::facts::{Extra, Facts, Input, Spans, Surcharge};
 use crate::hold::Bound;
 use crate::json::Edit;
 use crate::money::Tier;
@@ -24,8 +24,12 @@ const CALLER_TOOLS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"
 /// What the description of one of them may cost, in tokens.
 const CALLER_TOOL_TOKENS_MAX: u64 = 1_024;
 
+/// How often a model reads everything, at most, while tools run at the provider's or a long conversation is
+/// compacted: its loop ends with `pause_turn` after ten.
+const ROUNDS_MAX: u64 = 11;
+
 /// Fields that we act on: a second one of them could mean something else to the upstream.
-const ACTED_ON: [&str; 10] = [
+pub(super) const ACTED_ON: [&str; 12] = [
     "model",
     "stream",
     "max_tokens",
@@ -36,7 +40,11 @@ const ACTED_ON: [&str; 10] = [
     "mcp_servers",
     "container",
     "context_management",
+    "speed",
+    "inference_geo",
 ];
+/// Tools that run at the provider's without a fee of their own. Of all others the price is not known.
+const TOOLS_WITHOUT_FEE: [&str; 3] = ["web_fetch_", "tool_search_tool_", "mcp_toolset"];
 
 /// A request of nothing but these is answered alike whether it streams or not.
 const FOLDABLE: [&str; 15] = [
@@ -68,25 +76,19 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     let stream = request.flag("stream")?;
     let output_limit = output_limit(&request)?;
     let thinks = request.value("thinking").is_some();
-    let mut sizes = Sizes::default();
-    sizes.messages(request.needed("messages", "")?)?;
-    if let Some(system) = request.value("system") {
-        sizes.content(system, "system")?;
-    }
-    if let Some(tools) = request.value("tools") {
-        sizes.tools(tools)?;
-    }
-    let elsewhere = ["mcp_servers", "container", "context_management"];
-    sizes.input.beyond_body |= elsewhere.into_iter().any(|field| request.value(field).is_some());
-    let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX).saturating_sub(sizes.media_bytes);
+    let (input, surcharges) = input(&request, body.len())?;
     Ok(Facts {
         model,
         stream,
         wants_usage: true,
         output_limit: Some(output_limit),
+        output_default: None,
         choices: 1,
+        samples: 1,
+        echoed_bytes: 0,
         tier: Tier::Standard,
-        input: Input { bytes, ..sizes.input },
+        surcharges,
+        input,
         foldable: request.are_all_among(&FOLDABLE),
         preferences: stated.preferences,
         spans: Spans {
@@ -100,14 +102,40 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     })
 }
 
+/// The size of what the model has to read, and what of it costs more than its tokens.
+pub(super) fn input(request: &Fields<'_>, body_bytes: usize) -> Result<(Input, Vec<Surcharge>), Rejection> {
+    let mut sizes = Sizes::default();
+    sizes.messages(request.needed("messages", "")?)?;
+    if let Some(system) = request.value("system") {
+        sizes.content(system, "system")?;
+    }
+    if let Some(tools) = request.value("tools") {
+        sizes.tools(tools)?;
+    }
+    let elsewhere = ["mcp_servers", "container", "context_management"];
+    sizes.input.beyond_body |= elsewhere.into_iter().any(|field| request.value(field).is_some());
+    if sizes.input.beyond_body {
+        sizes.input.rounds = ROUNDS_MAX;
+    }
+    let asks_for = |extra, field, usual: &str| {
+        let unusual = request.value(field).is_some_and(|value| value != usual);
+        unusual.then_some(Surcharge { extra, field })
+    };
+    let surcharges = [
+        sizes.fee.then_some(Surcharge { extra: Extra::ServerTools, field: "tools" }),
+        // Code that runs in a container is paid by its time.
+        asks_for(Extra::ServerTools, "container", ""),
+        asks_for(Extra::Speed, "speed", "\"standard\""),
+        asks_for(Extra::InferenceGeo, "inference_geo", "\"global\""),
+    ];
+    let bytes = u64::try_from(body_bytes).unwrap_or(u64::MAX).saturating_sub(sizes.media_bytes);
+    Ok((Input { bytes, ..sizes.input }, surcharges.into_iter().flatten().collect()))
+}
+
 /// What to change for one upstream: its name of the model, and a bound that the balance cannot carry.
 #[must_use]
 pub fn edits(facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
-    let mut edits = vec![];
-    if manners.native_model != facts.model {
-        let name = serde_json::Value::from(manners.native_model.as_str()).to_string();
-        edits.push(Edit { span: facts.spans.model.clone(), with: name.into_bytes() });
-    }
+    let mut edits: Vec<Edit> = manners.rename(facts).into_iter().collect();
     if manners.folds(facts) {
         edits.push(match &facts.spans.stream {
             Some(span) => Edit { span: span.clone(), with: b"true".to_vec() },
@@ -151,6 +179,8 @@ struct Sizes {
     input: Input,
     /// Bytes of inline images, which are no text.
     media_bytes: u64,
+    /// A tool has a fee of its own.
+    fee: bool,
 }
 
 impl Sizes {
@@ -211,14 +241,20 @@ impl Sizes {
                 self.input.template_tokens = TOOLS_TOKENS_MAX;
             }
             match tool.string("type").as_deref() {
-                _ if tool.is_ambiguous(&["type"]) => self.input.beyond_body = true,
+                _ if tool.is_ambiguous(&["type"]) => {
+                    self.input.beyond_body = true;
+                    self.fee = true;
+                }
                 None | Some("custom") => {}
                 Some(kind) if CALLER_TOOLS.iter().any(|known| kind.starts_with(known)) => {
                     self.input.template_tokens =
                         self.input.template_tokens.saturating_add(CALLER_TOOL_TOKENS_MAX);
                 }
                 // It runs at the provider's, and what it finds is input again.
-                Some(_) => self.input.beyond_body = true,
+                Some(kind) => {
+                    self.input.beyond_body = true;
+                    self.fee |= !TOOLS_WITHOUT_FEE.iter().any(|known| kind.starts_with(known));
+                }
             }
             Ok(())
         })
@@ -354,7 +390,8 @@ mod tests {
             r#","container":"c_1""#,
             r#","context_management":{"edits":[]}"#,
         ] {
-            assert!(facts(&with(fields)).input.beyond_body, "{fields}");
+            let input = facts(&with(fields)).input;
+            assert!(input.beyond_body && input.rounds == ROUNDS_MAX, "{fields}");
         }
         for block in [
             r#"{"type":"image","source":{"type":"url","url":"https://x"}}"#,
@@ -369,6 +406,29 @@ mod tests {
             assert!(facts(&said(&format!("[{block}]"))).input.beyond_body, "{block}");
             let nested = format!(r#"[{{"type":"tool_result","content":[{block}]}}]"#);
             assert!(facts(&said(&nested)).input.beyond_body, "{nested}");
+        }
+    }
+
+    #[test]
+    fn what_costs_more_than_its_tokens_is_named() {
+        let asked = |fields: &str| -> Vec<_> {
+            facts(&with(fields)).surcharges.iter().map(|s| (s.extra.word(), s.field)).collect()
+        };
+        assert_eq!(asked(r#","speed":"fast""#), [("speed", "speed")]);
+        assert_eq!(asked(r#","inference_geo":"us""#), [("inference_geo", "inference_geo")]);
+        assert_eq!(asked(r#","container":"c_1""#), [("server_tools", "container")]);
+        for kind in ["web_search_20250305", "code_execution_20250825", "something_new"] {
+            let tools = format!(r#","tools":[{{"name":"f"}},{{"type":"{kind}","name":"x"}}]"#);
+            assert_eq!(asked(&tools), [("server_tools", "tools")], "{kind}");
+        }
+        for fields in [
+            r#","speed":"standard","inference_geo":"global""#,
+            r#","speed":null,"container":null"#,
+            r#","service_tier":"auto""#,
+            r#","tools":[{"name":"f"},{"type":"bash_20250124","name":"bash"},{"type":"web_fetch_20250910","name":"f"}]"#,
+            r#","mcp_servers":[{"type":"url","url":"https://x","name":"x"}]"#,
+        ] {
+            assert_eq!(asked(fields), [], "{fields}");
         }
     }
 

@@ -1,4 +1,7 @@
 //! A chat completion's answer: what each event is, what was used, what the caller must not see.
+//!
+//! Text completions differ from it in what a choice says, and in nothing else: [`event_of`] and
+//! [`whole_of`] read both.
 
 use std::borrow::Cow;
 
@@ -15,9 +18,27 @@ use crate::money::price::Tier;
 use crate::stream::sse::Event;
 use crate::stream::usage::{Reported, Usage, tokens};
 
+/// What a choice says, in a stream or whole.
+pub(super) trait Choice<'a>: Deserialize<'a> {
+    /// Counts what it says; answers whether it says anything.
+    fn count(&self, produced: &mut Produced) -> bool;
+    /// Why it ended, where it did.
+    fn finish_reason(&self) -> Option<&str>;
+}
+
 /// What an event is.
 #[must_use]
 pub fn event(event: &Event, shape: &Shape) -> Piece {
+    event_of::<ChatChoice<'_>>(event, shape)
+}
+
+/// What a whole answer is.
+#[must_use]
+pub fn whole(body: &[u8], shape: &Shape) -> Piece {
+    whole_of::<ChatChoice<'_>>(body, shape)
+}
+
+pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Piece {
     let Some(data) = event.data.as_deref() else { return Piece::of(Kind::Ping) };
     if data.trim_ascii().is_empty() || event.name.as_ref() == b"ping" {
         return Piece::of(Kind::Ping);
@@ -31,13 +52,13 @@ pub fn event(event: &Event, shape: &Shape) -> Piece {
     }
     // Some servers report usage in an object of its own, without any choices.
     let alone = object.value("choices").is_none() && object.value("usage").is_some();
-    let found = if alone { Some(vec![]) } else { choices(&object) };
+    let found = if alone { Some(vec![]) } else { choices::<C>(&object) };
     let Some(choices) = found else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Opener);
     for choice in &choices {
-        let says_more = choice.delta.as_ref().is_some_and(|delta| delta.count(&mut piece.produced));
+        let says_more = choice.count(&mut piece.produced);
         // Some servers send an empty reason where others send none.
-        let finishes = choice.finish_reason.as_deref().is_some_and(|reason| !reason.is_empty());
+        let finishes = choice.finish_reason().is_some_and(|reason| !reason.is_empty());
         piece.finished += u64::from(finishes);
         if says_more || finishes {
             piece.kind = Kind::Meaningful;
@@ -52,9 +73,7 @@ pub fn event(event: &Event, shape: &Shape) -> Piece {
     piece
 }
 
-/// What a whole answer is.
-#[must_use]
-pub fn whole(body: &[u8], shape: &Shape) -> Piece {
+pub(super) fn whole_of<'a, C: Choice<'a>>(body: &'a [u8], shape: &Shape) -> Piece {
     if json::check(body).is_err() {
         return Piece::of(Kind::Unreadable);
     }
@@ -62,14 +81,12 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
     if let Some(text) = error_in(&object, false) {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
-    let Some(choices) = choices(&object) else { return Piece::of(Kind::Unreadable) };
+    let Some(choices) = choices::<C>(&object) else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Meaningful);
     let mut said = false;
     for choice in &choices {
-        said |= choice.finish_reason.is_some();
-        if let Some(message) = &choice.message {
-            said |= message.count(&mut piece.produced);
-        }
+        said |= choice.finish_reason().is_some();
+        said |= choice.count(&mut piece.produced);
     }
     if !said {
         // Neither a word nor a reason why there is none: the same as a stream of openers alone.
@@ -84,24 +101,24 @@ pub fn whole(body: &[u8], shape: &Shape) -> Piece {
 
 /// The error in it: a member of that name, or the object itself where the event or its `type` says
 /// so (the shape of the responses API).
-fn error_in<'a>(object: &Object<'a>, named: bool) -> Option<&'a str> {
+pub(super) fn error_in<'a>(object: &Object<'a>, named: bool) -> Option<&'a str> {
     object.value("error").or_else(|| {
         let says_so = named || object.value("type") == Some("\"error\"");
         says_so.then(|| object.text())
     })
 }
 
-fn choices<'a>(object: &Object<'a>) -> Option<Vec<Choice<'a>>> {
+fn choices<'a, C: Choice<'a>>(object: &Object<'a>) -> Option<Vec<C>> {
     serde_json::from_str(object.value("choices")?).ok()
 }
 
 fn usage(object: &Object<'_>) -> Option<UsageReport> {
     let value: Value = serde_json::from_str(object.value("usage")?).unwrap_or_default();
-    Some(read_usage(&value).map_or(UsageReport::Unbelievable, UsageReport::Believable))
+    Some(read_usage(&value, &COMPLETION_NAMES).map_or(UsageReport::Unbelievable, UsageReport::Believable))
 }
 
 /// The tier that served. `auto` only repeats what was asked for.
-fn tier(object: &Object<'_>) -> Option<Tier> {
+pub(super) fn tier(object: &Object<'_>) -> Option<Tier> {
     match object.value("service_tier")?.trim_matches('"') {
         "default" => Some(Tier::Standard),
         "priority" => Some(Tier::Priority),
@@ -122,13 +139,27 @@ fn edits(object: &Object<'_>, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
 }
 
 #[derive(Deserialize)]
-struct Choice<'a> {
+struct ChatChoice<'a> {
     #[serde(borrow)]
     delta: Option<Said<'a>>,
     #[serde(borrow)]
     message: Option<Said<'a>>,
     #[serde(borrow)]
     finish_reason: Option<Cow<'a, str>>,
+}
+
+impl<'a> Choice<'a> for ChatChoice<'a> {
+    fn count(&self, produced: &mut Produced) -> bool {
+        let mut says = false;
+        for said in self.delta.iter().chain(&self.message) {
+            says |= said.count(produced);
+        }
+        says
+    }
+
+    fn finish_reason(&self) -> Option<&str> {
+        self.finish_reason.as_deref()
+    }
 }
 
 /// What a delta or a message says. Reasoning has several names among compatible servers.
@@ -195,25 +226,41 @@ impl Said<'_> {
     }
 }
 
-/// `prompt_tokens` contains the cached and the audio ones; `completion_tokens` contains reasoning.
+/// What the parts of a usage report are called.
+pub(super) struct UsageNames {
+    pub(super) input: &'static str,
+    pub(super) input_details: &'static str,
+    pub(super) output: &'static str,
+    pub(super) output_details: &'static str,
+}
+
+/// Of chat and text completions.
+const COMPLETION_NAMES: UsageNames = UsageNames {
+    input: "prompt_tokens",
+    input_details: "prompt_tokens_details",
+    output: "completion_tokens",
+    output_details: "completion_tokens_details",
+};
+
+/// The input contains the cached and the audio tokens; the output contains reasoning.
 /// `None` when a count cannot be believed.
-fn read_usage(usage: &Value) -> Option<Reported> {
+pub(super) fn read_usage(usage: &Value, names: &UsageNames) -> Option<Reported> {
     let detail = |group: &str, key: &str| match usage.get(group).and_then(|g| g.get(key)) {
         None | Some(Value::Null) => Some(0),
         Some(value) => tokens(value),
     };
-    let prompt = match usage.get("prompt_tokens") {
+    let prompt = match usage.get(names.input) {
         Some(value) => tokens(value)?,
         None => tokens(usage.get("total_tokens")?)?,
     };
-    let output = match usage.get("completion_tokens") {
+    let output = match usage.get(names.output) {
         None | Some(Value::Null) => 0,
         Some(value) => tokens(value)?,
     };
-    let cached = detail("prompt_tokens_details", "cached_tokens")?;
-    let written = detail("prompt_tokens_details", "cache_write_tokens")?;
-    let audio = detail("prompt_tokens_details", "audio_tokens")?;
-    let reasoning = detail("completion_tokens_details", "reasoning_tokens")?;
+    let cached = detail(names.input_details, "cached_tokens")?;
+    let written = detail(names.input_details, "cache_write_tokens")?;
+    let audio = detail(names.input_details, "audio_tokens")?;
+    let reasoning = detail(names.output_details, "reasoning_tokens")?;
 
     // More parts than the whole: clamp one after the other, so that no line becomes negative.
     let cache_read = cached.min(prompt);
@@ -239,6 +286,7 @@ mod tests {
             stream: true,
             fold: false,
             choices: 1,
+            echoed_bytes: 0,
             wants_usage,
             public_model: "gpt-a".into(),
             request_id: "r".into(),
@@ -262,7 +310,7 @@ mod tests {
     }
 
     fn usage(text: &str) -> Option<Reported> {
-        read_usage(&serde_json::from_str(text).unwrap())
+        read_usage(&serde_json::from_str(text).unwrap(), &COMPLETION_NAMES)
     }
 
     #[test]

@@ -135,8 +135,13 @@ fn status_of(error: &UpstreamError) -> u16 {
         | "invalid_value"
         | "content_policy_violation"
         | "content_filter"
-        | "exceed_context_size_error" => Some(400),
-        "timeout" | "timeout_error" => Some(504),
+        | "exceed_context_size_error"
+        | "invalid_prompt" => Some(400),
+        "timeout" | "timeout_error" | "vector_store_timeout" => Some(504),
+        // What responses say of an image that came with the request.
+        _ if text.starts_with("invalid_image") || text.starts_with("image_") => Some(400),
+        "invalid_base64_image" | "unsupported_image_media_type" | "empty_image_file" => Some(400),
+        "failed_to_download_image" => Some(400),
         _ => None,
     };
     known(&error.code).or_else(|| known(&error.kind)).unwrap_or(500)

@@ -4,17 +4,17 @@ use serde::Deserialize;
 
 use super::super::fields::{Fields, OUTPUT_TOKENS_MAX, each, invalid, size};
 use super::super::{Manners, OutputField};
-use crate::facts::{Facts, Input, Spans};
+use crate::facts::{Extra, Facts, Input, Spans, Surcharge};
 use crate::hold::Bound;
 use crate::json::{self, Edit};
 use crate::money::Tier;
 use crate::verdict::Rejection;
 
 /// The most choices of one call. `OpenAI` allows 128.
-const CHOICES_MAX: u64 = 128;
+pub(super) const CHOICES_MAX: u64 = 128;
 
 /// Fields that we act on: a second one of them could mean something else to the upstream.
-const ACTED_ON: [&str; 9] = [
+const ACTED_ON: [&str; 10] = [
     "service_tier",
     "model",
     "stream",
@@ -24,6 +24,7 @@ const ACTED_ON: [&str; 9] = [
     "max_tokens",
     "max_completion_tokens",
     "web_search_options",
+    "modalities",
 ];
 
 /// A request of nothing but these is answered alike whether it streams or not. What changes the answer in
@@ -71,15 +72,28 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
     let stream_options = stream_options(&request)?;
     let wants_usage = stream_options.as_ref().is_some_and(|(_, wants)| *wants);
     let mut input = messages(&request)?;
-    input.beyond_body |= request.value("web_search_options").is_some();
+    let searches = request.value("web_search_options").is_some();
+    input.beyond_body |= searches;
     input.bytes = bytes.saturating_sub(input.bytes);
+    let choices = request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1);
+    let speaks = request.value("modalities").is_some_and(|listed| listed.contains("\"audio\""));
+    let tier = tier(&request)?;
+    let surcharges = [
+        searches.then_some(Surcharge { extra: Extra::ServerTools, field: "web_search_options" }),
+        speaks.then_some(Surcharge { extra: Extra::AudioOutput, field: "modalities" }),
+        dear(tier),
+    ];
     Ok(Facts {
         model,
         stream: request.flag("stream")?,
         wants_usage,
         output_limit: output_limit(&request)?,
-        choices: request.whole_number("n", 1, CHOICES_MAX)?.unwrap_or(1),
-        tier: tier(&request)?,
+        output_default: None,
+        choices,
+        samples: choices,
+        echoed_bytes: 0,
+        tier,
+        surcharges: surcharges.into_iter().flatten().collect(),
         input,
         foldable: stream_options.is_none() && request.are_all_among(&FOLDABLE),
         preferences: stated.preferences,
@@ -96,12 +110,24 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
 /// What to change for one upstream: its name of the model, usage in streams, our output bound.
 #[must_use]
 pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Vec<Edit> {
-    let mut edits = Vec::with_capacity(3);
+    let field = match manners.output_field {
+        OutputField::MaxCompletionTokens => "max_completion_tokens",
+        OutputField::MaxTokens => "max_tokens",
+    };
+    edits_with(body, facts, bound, manners, field)
+}
+
+/// The same where our output bound goes into this field.
+pub(super) fn edits_with(
+    body: &[u8],
+    facts: &Facts,
+    bound: &Bound,
+    manners: &Manners,
+    output_field: &str,
+) -> Vec<Edit> {
     let model = &facts.spans.model;
-    if manners.native_model != facts.model {
-        let name = serde_json::Value::from(manners.native_model.as_str()).to_string();
-        edits.push(Edit { span: model.clone(), with: name.into_bytes() });
-    }
+    let mut edits = Vec::with_capacity(3);
+    edits.extend(manners.rename(facts));
     // New members go right behind `model`, which every request has.
     let mut added = String::new();
     let folds = manners.folds(facts);
@@ -127,11 +153,7 @@ pub fn edits(body: &[u8], facts: &Facts, bound: &Bound, manners: &Manners) -> Ve
         edits.extend(facts.spans.output_limits.iter().map(over));
     }
     if let Some(limit) = bound.write_output {
-        let field = match manners.output_field {
-            OutputField::MaxCompletionTokens => "max_completion_tokens",
-            OutputField::MaxTokens => "max_tokens",
-        };
-        added.push_str(&format!(r#","{field}":{limit}"#));
+        added.push_str(&format!(r#","{output_field}":{limit}"#));
     }
     if !added.is_empty() {
         edits.push(Edit { span: model.end..model.end, with: added.into_bytes() });
@@ -165,7 +187,9 @@ fn output_limit(request: &Fields<'_>) -> Result<Option<u64>, Rejection> {
     Ok(old.max(new))
 }
 
-fn stream_options(request: &Fields<'_>) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
+pub(super) fn stream_options(
+    request: &Fields<'_>,
+) -> Result<Option<(std::ops::Range<usize>, bool)>, Rejection> {
     let Some(span) = request.span("stream_options") else { return Ok(None) };
     let Some(text) = request.value("stream_options") else { return Ok(Some((span, false))) };
     let bad = |_| invalid("stream_options", "must be an object such as {\"include_usage\": true}");
@@ -178,13 +202,23 @@ fn stream_options(request: &Fields<'_>) -> Result<Option<(std::ops::Range<usize>
 }
 
 /// `auto` and what nobody knows count as the standard tier: the answer says which one served.
-fn tier(request: &Fields<'_>) -> Result<Tier, Rejection> {
+pub(super) fn tier(request: &Fields<'_>) -> Result<Tier, Rejection> {
     match request.value("service_tier") {
         Some("\"priority\"") => Ok(Tier::Priority),
         Some("\"flex\"") => Ok(Tier::Flex),
         Some(text) if !text.starts_with('"') => Err(invalid("service_tier", "must be a string")),
         _ => Ok(Tier::Standard),
     }
+}
+
+/// A tier that costs more than the standard one. A cheaper one is charged as the standard one where it has no
+/// price.
+pub(super) fn dear(tier: Tier) -> Option<Surcharge> {
+    let dearer = match tier {
+        Tier::Priority => true,
+        Tier::Standard | Tier::Flex | Tier::Batch => false,
+    };
+    dearer.then_some(Surcharge { extra: Extra::ServiceTier, field: "service_tier" })
 }
 
 /// Sizes of the messages; `bytes` holds those of inline media, which are no text.
@@ -239,7 +273,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dialect::Dialect;
+    use crate::dialect::Operation;
     use crate::verdict::Reason;
 
     fn read_text(text: &str) -> Result<Facts, Rejection> {
@@ -306,7 +340,7 @@ mod tests {
             let facts = read_text(text).unwrap();
             assert_eq!(facts.preferences.models, ["b"]);
             let bound = Bound { input: 0, output: 0, write_output: Some(9), clamped: None, lowered: None };
-            let mut edits = Dialect::OpenAi.edits(text.as_bytes(), &facts, &bound, &manners());
+            let mut edits = Operation::Chat.edits(text.as_bytes(), &facts, &bound, &manners());
             let sent = json::apply(text.as_bytes(), &mut edits);
             let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
             let expected = serde_json::json!({"model": "up-a", "messages": [], "max_completion_tokens": 9});
@@ -382,6 +416,18 @@ mod tests {
                 r#""up-a","stream_options":{"include_usage":true},"max_completion_tokens":100"#
             )
         );
+    }
+
+    #[test]
+    fn what_costs_more_than_its_tokens_is_named() {
+        let asked = |fields: &str| -> Vec<_> {
+            let facts = read_text(&with(fields)).unwrap();
+            facts.surcharges.iter().map(|s| (s.extra.word(), s.field)).collect()
+        };
+        assert_eq!(asked(r#","web_search_options":{}"#), [("server_tools", "web_search_options")]);
+        assert_eq!(asked(r#","modalities":["text","audio"]"#), [("audio_output", "modalities")]);
+        assert_eq!(asked(r#","service_tier":"priority""#), [("service_tier", "service_tier")]);
+        assert_eq!(asked(r#","service_tier":"flex","modalities":["text"],"tools":[]"#), []);
     }
 
     #[test]
