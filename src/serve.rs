@@ -116,8 +116,8 @@ pub fn run_with(
 fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
     ServerConf {
         threads,
-        // The planner counts; this only has to be larger. One more for a re-sent request.
-        max_retries: usize::try_from(attempts_max).unwrap_or(5) + 2,
+        // The planner counts; this only has to be larger. Every attempt may be sent twice.
+        max_retries: 2 * usize::try_from(attempts_max).unwrap_or(5) + 2,
         // The drain is ours (see `drain`) and ends earlier than this.
         grace_period_seconds: Some(drain_max.as_secs() + GRACE_MORE),
         graceful_shutdown_timeout_seconds: Some(0),

@@ -57,6 +57,15 @@ pub enum StopReason {
     Deadline,
 }
 
+/// Whether the attempt under way was sent before, unseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resend {
+    Unused,
+    /// The next try is it.
+    Due,
+    Used,
+}
+
 /// The plan of one request.
 #[derive(Debug)]
 pub struct Planner {
@@ -69,7 +78,7 @@ pub struct Planner {
     attempts_max: u32,
     deadline: Deadline,
     committed: bool,
-    resend_used: bool,
+    resend: Resend,
     waited: Duration,
 }
 
@@ -95,7 +104,7 @@ impl Planner {
             attempts_max,
             deadline,
             committed: false,
-            resend_used: false,
+            resend: Resend::Unused,
             waited: Duration::ZERO,
         }
     }
@@ -115,6 +124,7 @@ impl Planner {
         match next {
             NextAttempt::Try { endpoint, .. } => {
                 self.made += 1;
+                self.resend = if self.resend == Resend::Due { Resend::Used } else { Resend::Unused };
                 self.current = Some(self.take(now, endpoint));
             }
             NextAttempt::WaitUntil(at) => {
@@ -166,14 +176,15 @@ impl Planner {
         self.again.push(Again { at, waited_for: false, ..refused });
     }
 
-    /// A pooled connection turned out dead before any response byte: the request was not seen, so
-    /// the same candidate gets it again at once. It is no attempt, and it happens once per request.
-    /// Answers whether it may.
+    /// The upstream did not work on the request (a pooled connection turned out dead, a stream of HTTP/2 was
+    /// refused): the same candidate gets it again at once. It is no attempt, and it happens once in each: what
+    /// happens twice in a row, the second time over a new connection, is the candidate's own doing. Answers
+    /// whether it may.
     pub fn resend(&mut self) -> bool {
-        let may = !self.committed && !self.resend_used && self.made > 0;
+        let may = !self.committed && self.resend == Resend::Unused && self.made > 0;
         let Some(tried) = self.current.filter(|_| may) else { return false };
         self.current = None;
-        self.resend_used = true;
+        self.resend = Resend::Due;
         self.made -= 1;
         self.next = self.next.saturating_sub(1);
         // Its place in the order is where the next try comes from, whether it was there or in line again.
@@ -323,6 +334,22 @@ mod tests {
         assert!(matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(0), .. }));
         assert!(!plan.resend());
         assert_eq!(plan.made(), 1);
+    }
+
+    #[test]
+    fn every_candidate_may_have_a_dead_pooled_connection() {
+        let now = Instant::now();
+        let mut plan = planner(2, 5, now, Duration::from_secs(60));
+        for candidate in [EndpointId(0), EndpointId(1)] {
+            plan.next_attempt(now);
+            assert!(plan.resend());
+            assert!(
+                matches!(plan.next_attempt(now), NextAttempt::Try { endpoint, .. } if endpoint == candidate)
+            );
+            assert!(!plan.resend(), "once in an attempt");
+            plan.failed(now, &Failure::Broken, None, &mut rng());
+        }
+        assert_eq!(plan.made(), 2);
     }
 
     fn rng() -> Pcg64Mcg {

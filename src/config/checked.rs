@@ -15,6 +15,7 @@ use filters::route::Sort;
 use filters::upstream::classify::{Class, Rule};
 use filters::upstream::watchdog::Limit;
 
+use super::reach::{self, Reach};
 use super::{Faults, join, raw};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
@@ -128,6 +129,7 @@ pub struct Provider {
     pub name: String,
     pub dialect: Dialect,
     pub base: BaseUrl,
+    pub reach: Reach,
     pub region: String,
     pub credential: Option<Secret>,
     pub classify: Arc<[Rule]>,
@@ -343,6 +345,7 @@ impl Check {
             };
             self.check_timers(&path, &timers);
             let Some(base) = self.base_url(&join(&path, "base_url"), &raw.base_url) else { continue };
+            let reach = reach::check(&path, &base, &raw, &mut self.faults);
             let provider = Provider {
                 name: name.clone(),
                 dialect: match raw.dialect {
@@ -350,6 +353,7 @@ impl Check {
                     raw::DialectName::Anthropic => Dialect::Anthropic,
                 },
                 base,
+                reach,
                 region: raw.region.unwrap_or_default(),
                 credential: self.credential(&join(&path, "credential"), raw.credential),
                 classify: self.classify(&path, raw.classify.unwrap_or_default()),

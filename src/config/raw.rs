@@ -132,6 +132,10 @@ pub struct Provider {
     pub dialect: DialectName,
     /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
+    /// HTTP's version: `auto` (over TLS what both sides like best of 2 and 1.1, without TLS 1.1), `h1`, `h2` (2 over
+    /// TLS and nothing else) or `h2c` (2 without TLS, for servers of which that is known). Default auto.
+    #[deserr(default)]
+    pub http: Option<HttpName>,
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
@@ -193,6 +197,21 @@ pub enum ClassName {
 pub enum DialectName {
     Openai,
     Anthropic,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum HttpName {
+    #[deserr(rename = "auto")]
+    Auto,
+    #[deserr(rename = "1.1")]
+    Http1,
+    #[deserr(rename = "h1")]
+    H1,
+    #[deserr(rename = "h2")]
+    H2,
+    #[deserr(rename = "h2c")]
+    H2c,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]

@@ -2,6 +2,7 @@
 
 pub mod endpoint;
 pub mod keys;
+pub mod peer;
 pub mod upstreams;
 
 use std::sync::Arc;

@@ -21,6 +21,7 @@ use super::keyed::First;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::pool::endpoint::Addresses;
+use crate::pool::peer::Via;
 use crate::pool::upstreams::Leg;
 use crate::pool::{Snapshot, keys::Principal};
 
@@ -65,7 +66,7 @@ pub(super) struct Call {
     /// Given back when the call is over.
     pub(super) pass: Option<Pass>,
     /// The attempt that is sent again, since nobody saw it.
-    pub(super) unseen: Option<Leg>,
+    pub(super) unseen: Option<(Leg, Via)>,
     pub(super) tried: Vec<Tried>,
     pub(super) current: Option<Current>,
     pub(super) gate: Arc<Gate>,

@@ -104,7 +104,10 @@ impl ProxyHttp for Gateway {
         };
         let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
         let asked = session.req_header();
+        // The connection has decided about HTTP's version already.
+        let version = head.version;
         *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
+        head.set_version(version);
         call.gate.sending(clock::now());
         Ok(())
     }
@@ -116,7 +119,8 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         error: Box<Error>,
     ) -> Box<Error> {
-        self.after_error(ctx, error, false)
+        let unseen = gate::unsent(&error);
+        self.after_error(ctx, error, unseen)
     }
 
     fn error_while_proxy(
@@ -127,7 +131,8 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         client_reused: bool,
     ) -> Box<Error> {
-        self.after_error(ctx, error, client_reused)
+        let unseen = gate::unseen(&error, client_reused);
+        self.after_error(ctx, error, unseen)
     }
 
     /// Nobody served, or a committed stream has to be ended.

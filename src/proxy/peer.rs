@@ -12,24 +12,20 @@ use filters::meter::Ceiling;
 use filters::upstream::board::{Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::verdict::{Rejection, UpstreamError};
-use pingora::upstreams::peer::{ALPN, HttpPeer};
+use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
 use pingora_proxy::Session;
+use rand_core::RngCore;
 
 use super::ctx::{Call, Ctx, Current};
-use super::gate::{Attempt, Bill, Limits, failure_of, is_stale};
+use super::gate::{Attempt, Bill, Limits, Unseen, failure_of};
 use super::gateway::Gateway;
+use crate::pool::peer::{Patience, Via, peer};
 use crate::pool::upstreams::{Asked, Leg};
 use crate::{clock, entropy};
 
 /// The plan is at its end.
 const EXHAUSTED: ErrorType = ErrorType::new("no further attempt");
-/// Streams on one HTTP/2 connection. Pingora's default is one.
-const H2_STREAMS_MAX: usize = 100;
-/// An idle upstream connection is dropped before the provider's edge does it (60 s and up).
-const UPSTREAM_IDLE: Duration = Duration::from_secs(55);
-/// A write that takes longer has lost its upstream.
-const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
 
 impl Gateway {
     /// The next candidate's connection. Everything of the attempt is set up here.
@@ -56,6 +52,7 @@ impl Gateway {
                     return Error::e_explain(EXHAUSTED, "every candidate had its try, or time is up");
                 }
             };
+            let via = call.unseen.as_ref().map_or(Via::Pool, |(_, via)| *via);
             let leg = match ask(call, id, last) {
                 Asked::Go(leg) => leg,
                 Asked::Refused(until) => {
@@ -85,7 +82,8 @@ impl Gateway {
             let attempt = attempt(call, id, share, leg, &request_id)?;
             call.gate.begin(attempt);
             if let Ok(Some(address)) = address {
-                return Ok(Box::new(peer(call, id, address, connect)?));
+                let patience = Patience { connect, read: call.snapshot.routing.stream_max };
+                return Ok(Box::new(peer(&call.endpoint(id)?.provider, address, via, patience)));
             }
             let failure = if address.is_err() { Failure::Timeout(Timer::Connect) } else { Failure::Connect };
             let tried = Tried { failure, error: UpstreamError::default(), retry_after: None };
@@ -96,24 +94,32 @@ impl Gateway {
     }
 
     /// An attempt failed at its connection or on its way. Answers, in the error, whether to go on.
-    pub(super) fn after_error(&self, ctx: &mut Ctx, mut error: Box<Error>, reused: bool) -> Box<Error> {
-        if *error.etype() == ErrorType::H2Downgrade {
-            return error; // Pingora repeats it over HTTP/1.1 by itself.
-        }
-        let again = self.goes_on(ctx, &error, reused).unwrap_or(false);
+    pub(super) fn after_error(
+        &self,
+        ctx: &mut Ctx,
+        mut error: Box<Error>,
+        unseen: Option<Unseen>,
+    ) -> Box<Error> {
+        let again = self.goes_on(ctx, &error, unseen).unwrap_or(false);
         error.set_retry(again);
         error
     }
 
-    fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
+    fn goes_on(&self, ctx: &mut Ctx, error: &Error, unseen: Option<Unseen>) -> pingora::Result<bool> {
         let call = ctx.call()?;
         if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
             return Ok(false);
         }
         let known = call.gate.take_failure();
-        // Closed before any byte of a response, on a pooled connection: the request was not seen.
-        if known.is_none() && reused && is_stale(error) && call.planner.resend() {
-            call.unseen = call.gate.take_leg().map(|(leg, ..)| leg);
+        let unseen = unseen.filter(|_| known.is_none() && !call.gate.head_is_seen());
+        if let Some(unseen) = unseen
+            && call.planner.resend()
+        {
+            let via = match unseen {
+                Unseen::Dead => Via::New(entropy::with_rng(RngCore::next_u64)),
+                Unseen::Refused => Via::Pool,
+            };
+            call.unseen = call.gate.take_leg().map(|(leg, ..)| (leg, via));
             return Ok(true);
         }
         let tried = known.unwrap_or_else(|| Tried {
@@ -192,7 +198,7 @@ async fn wait(session: &mut Session, until: Instant) -> pingora::Result<()> {
 
 /// May this one be asked now? One that is sent again, since nobody saw it, was asked already.
 fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
-    if let Some(leg) = call.unseen.take() {
+    if let Some((leg, _)) = call.unseen.take() {
         return Asked::Go(leg);
     }
     let route = Route { model: call.routed, endpoint };
@@ -248,27 +254,6 @@ fn attempt(
         stream: call.facts.stream,
         clamped: call.bound.lowered,
     })
-}
-
-fn peer(
-    call: &Call,
-    id: EndpointId,
-    address: std::net::SocketAddr,
-    connect: Duration,
-) -> pingora::Result<HttpPeer> {
-    let provider = &call.endpoint(id)?.provider;
-    // With an empty name nothing would be verified.
-    let mut peer = HttpPeer::new(address, provider.base.tls, provider.base.host.clone());
-    let options = &mut peer.options;
-    options.alpn = if provider.base.tls { ALPN::H2H1 } else { ALPN::H1 };
-    options.connection_timeout = Some(connect);
-    options.total_connection_timeout = Some(connect);
-    options.idle_timeout = Some(UPSTREAM_IDLE);
-    options.write_timeout = Some(UPSTREAM_WRITE);
-    // The gate owns the timers of an answer; this one only ends what nobody polls any more.
-    options.read_timeout = Some(call.snapshot.routing.stream_max);
-    options.max_h2_streams = H2_STREAMS_MAX;
-    Ok(peer)
 }
 
 /// Whole milliseconds, for logs.
