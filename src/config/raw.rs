@@ -136,6 +136,15 @@ pub struct Provider {
     /// TLS and nothing else) or `h2c` (2 without TLS, for servers of which that is known). Default auto.
     #[deserr(default)]
     pub http: Option<HttpName>,
+    /// The certificate authorities to trust there, instead of the system's: a PEM file. Over TLS only.
+    #[deserr(default)]
+    pub ca_file: Option<String>,
+    /// What to show where the provider asks who calls (mTLS). Over TLS only.
+    #[deserr(default)]
+    pub client_certificate: Option<ClientCertificate>,
+    /// The name to ask for and to find in its certificate, where that is not the host of `base_url`. Over TLS only.
+    #[deserr(default)]
+    pub server_name: Option<String>,
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
@@ -163,6 +172,15 @@ pub struct Provider {
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub idle: Option<Span>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct ClientCertificate {
+    /// A PEM file with the certificate first and those that lead to its authority behind it.
+    pub cert_file: String,
+    /// A PEM file with its private key.
+    pub key_file: String,
 }
 
 #[derive(Clone, Debug, Deserr)]

@@ -46,8 +46,12 @@ pub struct Patience {
 #[must_use]
 pub fn peer(provider: &Provider, address: SocketAddr, via: Via, patience: Patience) -> HttpPeer {
     let (base, reach) = (&provider.base, &provider.reach);
-    let mut peer = HttpPeer::new(address, base.tls, base.host.clone());
+    let mut peer = HttpPeer::new(address, base.tls, reach.server_name.clone());
+    peer.client_cert_key.clone_from(&reach.identity);
+    // Whom we trust is not part of Pingora's hash.
+    peer.group_key = reach.group;
     let options = &mut peer.options;
+    options.ca.clone_from(&reach.authorities);
     options.alpn = match (reach.http, base.tls) {
         (Http::Auto, true) => ALPN::H2H1,
         (Http::Auto, false) | (Http::One, _) => ALPN::H1,

@@ -30,4 +30,5 @@ mod routing;
 mod simulation;
 mod streams;
 mod support;
+mod upstreams;
 mod wall;

@@ -1,0 +1,144 @@
+//! How upstreams are reached: versions of HTTP, whom to trust, what to show.
+
+use super::support::tls::{Authority, TlsUpstream, Wants, quoted};
+use super::support::{Call, Setup, stream_request, upstream, whole_request};
+use tollgate::mock::Script;
+
+/// Patience for a TLS handshake on a busy machine.
+const TIMERS: &str = "connect: 10s, first_byte: 10s, first_event: 10s";
+
+#[tokio::test]
+async fn http2_is_negotiated_over_tls_and_one_connection_carries_the_next_call() {
+    let authority = Authority::new();
+    let plain = upstream(Script::default()).await;
+    let tls = TlsUpstream::start(&authority, Wants::default(), plain.address()).await;
+    let trust = format!("ca_file: {}", quoted(&authority.ca_file()));
+    let gateway = Setup::new(&[tls.address]).tls(0).providers(TIMERS).provider(0, &trust).start();
+    for _ in 0..3 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        assert_eq!(answer.status, 200, "{}\n{}", answer.text(), gateway.log());
+        assert!(answer.text().contains("Hello over two"));
+    }
+    assert_eq!((tls.accepted(), tls.served()), (1, (0, 3)));
+}
+
+#[tokio::test]
+async fn http_h1_keeps_to_1_1_and_so_does_a_server_without_2() {
+    let authority = Authority::new();
+    let plain = upstream(Script::default()).await;
+    for (http, alpn) in [("h1", &["h2", "http/1.1"][..]), ("auto", &["http/1.1"]), ("auto", &[])] {
+        let wants = Wants { alpn, ..Wants::default() };
+        let tls = TlsUpstream::start(&authority, wants, plain.address()).await;
+        let own = format!("http: {http}, ca_file: {}", quoted(&authority.ca_file()));
+        let gateway = Setup::new(&[tls.address]).tls(0).providers(TIMERS).provider(0, &own).start();
+        let answer = Call::post(stream_request()).send(gateway.http).await;
+        assert_eq!(answer.status, 200, "{http} {alpn:?}: {}", answer.text());
+        assert_eq!(tls.served(), (1, 0), "{http} {alpn:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_with_a_certificate_of_somebody_else_is_not_spoken_to() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let plain = upstream(Script::default()).await;
+    let wrong = TlsUpstream::start(&theirs, Wants::default(), plain.address()).await;
+    let misnamed =
+        TlsUpstream::start(&ours, Wants { name: "other.example", ..Wants::default() }, plain.address()).await;
+    let right = TlsUpstream::start(&ours, Wants::default(), plain.address()).await;
+    let trust = format!("ca_file: {}", quoted(&ours.ca_file()));
+    let mut setup = Setup::new(&[wrong.address, misnamed.address, right.address]).providers(TIMERS);
+    for index in 0..3 {
+        setup = setup.tls(index).provider(index, &trust);
+    }
+    let gateway = setup.start();
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("3")));
+    assert_eq!((wrong.served(), misnamed.served(), right.served()), ((0, 0), (0, 0), (0, 1)));
+}
+
+#[tokio::test]
+async fn server_name_is_what_the_certificate_has_to_say() {
+    let authority = Authority::new();
+    let plain = upstream(Script::default()).await;
+    let wants = Wants { name: "models.internal", ..Wants::default() };
+    let tls = TlsUpstream::start(&authority, wants, plain.address()).await;
+    let own = format!("server_name: models.internal, ca_file: {}", quoted(&authority.ca_file()));
+    let gateway = Setup::new(&[tls.address]).tls(0).providers(TIMERS).provider(0, &own).start();
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+}
+
+#[tokio::test]
+async fn who_has_to_show_a_certificate_and_has_none_fails_over() {
+    let (servers, callers) = (Authority::new(), Authority::new());
+    let plain = upstream(Script::default()).await;
+    let wants = || Wants { callers_of: Some(&callers), ..Wants::default() };
+    let without = TlsUpstream::start(&servers, wants(), plain.address()).await;
+    let with = TlsUpstream::start(&servers, wants(), plain.address()).await;
+    let trust = format!("ca_file: {}", quoted(&servers.ca_file()));
+    let (cert, key) = callers.caller();
+    let show = format!(
+        "{trust}, client_certificate: {{ cert_file: {}, key_file: {} }}",
+        quoted(&cert),
+        quoted(&key)
+    );
+    let setup = Setup::new(&[without.address, with.address]).providers(TIMERS).tls(0).tls(1);
+    let gateway = setup.provider(0, &trust).provider(1, &show).start();
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
+    assert_eq!((without.served(), with.served()), ((0, 0), (0, 1)));
+}
+
+#[tokio::test]
+async fn providers_that_trust_others_do_not_share_a_connection() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let plain = upstream(Script::default()).await;
+    let tls = TlsUpstream::start(&ours, Wants::default(), plain.address()).await;
+    let (right, wrong) = (quoted(&ours.ca_file()), quoted(&theirs.ca_file()));
+    // The same server twice: whichever is asked first, the one that trusts somebody else must not find the
+    // connection of the other.
+    let setup = Setup::new(&[tls.address, tls.address]).providers(TIMERS).tls(0).tls(1);
+    let setup = setup.provider(0, &format!("ca_file: {wrong}")).provider(1, &format!("ca_file: {right}"));
+    let gateway = setup.model("sort: weighted_random").start();
+    for _ in 0..12 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        assert_eq!(answer.header("x-tollgate-upstream"), Some("u1/up-a"), "{}", gateway.log());
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used_are_faults_before_anything_starts() {
+    let authority = Authority::new();
+    let (cert, key) = authority.caller();
+    let other = Authority::new();
+    let (_, other_key) = other.caller();
+    let empty = authority.ca_file().with_file_name("empty.pem");
+    std::fs::write(&empty, "nothing here").unwrap();
+    let broken = authority.ca_file().with_file_name("broken.pem");
+    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    let files = |cert: &std::path::Path, key: &std::path::Path| {
+        format!("client_certificate: {{ cert_file: {}, key_file: {} }}", quoted(cert), quoted(key))
+    };
+    let missing = std::path::Path::new("/nowhere.pem");
+    for (tls, own, path, word) in [
+        (true, format!("ca_file: {}", quoted(missing)), "ca_file", "cannot read"),
+        (true, format!("ca_file: {}", quoted(&empty)), "ca_file", "no certificate"),
+        (true, format!("ca_file: {}", quoted(&broken)), "ca_file", "certificate 1"),
+        (true, files(missing, &key), "client_certificate.cert_file", "cannot read"),
+        (true, files(&cert, &empty), "client_certificate.key_file", "no private key"),
+        (true, files(&cert, &other_key), "client_certificate.key_file", "does not go with"),
+        (true, "server_name: not a name".to_owned(), "server_name", "no host name"),
+        (false, "server_name: a.example".to_owned(), "server_name", "https://"),
+        (false, format!("ca_file: {}", quoted(&authority.ca_file())), "ca_file", "https://"),
+    ] {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+        let mut setup = Setup::new(&[address]).provider(0, &own);
+        if tls {
+            setup = setup.tls(0);
+        }
+        let admin = std::net::SocketAddr::from(([127, 0, 0, 1], 10));
+        let faults = tollgate::config::parse(&setup.yaml(address, admin), |_| None).expect_err(&own).0;
+        let [fault] = faults.as_slice() else { panic!("{own}: {faults:?}") };
+        assert_eq!(fault.path, format!("providers.u0.{path}"), "{own}");
+        assert!(fault.message.contains(word) && fault.line.is_some(), "{own}: {}", fault.message);
+    }
+}
