@@ -12,6 +12,7 @@ use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
 use pingora::services::background::{BackgroundService, background_service};
 use pingora_proxy::ProxyServiceBuilder;
+use tokio::time::MissedTickBehavior;
 
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
@@ -28,6 +29,8 @@ use crate::store::{Embedded, Holds};
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
+/// How often files with credentials are read.
+const REREAD: Duration = Duration::from_secs(1);
 /// By how many seconds Pingora's grace time is longer than the longest drain.
 const GRACE_MORE: u64 = 60;
 
@@ -165,6 +168,7 @@ impl BackgroundService for Keeper {
         tokio::select! {
             () = self.sweep() => {}
             () = self.look_up() => {}
+            () = self.reread_credentials() => {}
             () = self.announce() => {}
         }
     }
@@ -198,6 +202,21 @@ impl Keeper {
                     }
                     Err(_) => {}
                 }
+            }
+        }
+    }
+
+    /// Takes credentials from their files when those change.
+    async fn reread_credentials(&self) {
+        let mut tick = tokio::time::interval(REREAD);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let snapshot = self.pool.load();
+            // A file on a network's disk may take its time: nobody else waits for it.
+            let reading = tokio::task::spawn_blocking(move || snapshot.reread_credentials());
+            if let Err(error) = reading.await {
+                tracing::error!(%error, "credentials could not be read again");
             }
         }
     }

@@ -71,6 +71,8 @@ enum Resend {
 pub struct Planner {
     order: Vec<EndpointId>,
     next: usize,
+    /// For endpoints that share a place with another: the first of it.
+    places: Vec<(EndpointId, EndpointId)>,
     /// Who may come again, and when. At most one entry per candidate.
     again: Vec<Again>,
     current: Option<Again>,
@@ -98,6 +100,7 @@ impl Planner {
         Self {
             order,
             next: 0,
+            places: vec![],
             again: vec![],
             current: None,
             made: 0,
@@ -115,6 +118,17 @@ impl Planner {
     pub fn falling_back_on(mut self, now: Instant, refused: Vec<EndpointId>) -> Self {
         let line = |endpoint| Again { endpoint, at: now, failures: 0, waited_for: false };
         self.again.extend(refused.into_iter().map(line));
+        self
+    }
+
+    /// Which endpoints are at one place, told apart by their credentials alone: `place` names the first of it. Together
+    /// they have one share of the time, and when the place fails for one, the others stand back behind everybody else.
+    #[must_use]
+    pub fn in_places(mut self, place: impl Fn(EndpointId) -> EndpointId) -> Self {
+        let known = self.order.iter().chain(self.again.iter().map(|again| &again.endpoint));
+        let shared =
+            known.map(|endpoint| (*endpoint, place(*endpoint))).filter(|(endpoint, place)| endpoint != place);
+        self.places = shared.collect();
         self
     }
 
@@ -159,6 +173,9 @@ impl Planner {
         rng: &mut impl RngCore,
     ) {
         let Some(tried) = self.current.take() else { return };
+        if failure.blames_endpoint() {
+            self.stand_back(tried.endpoint);
+        }
         if failure.is_transient() {
             let failures = tried.failures + 1;
             let at = backoff::again_at(now, failures, not_before, rng);
@@ -272,12 +289,36 @@ impl Planner {
         self.again.iter_mut().min_by_key(|again| again.at)
     }
 
-    /// How many may still be tried, those that come again included only when nobody else is left: an
+    fn place(&self, endpoint: EndpointId) -> EndpointId {
+        self.places.iter().find(|(known, _)| *known == endpoint).map_or(endpoint, |(_, place)| *place)
+    }
+
+    /// A server that failed will most likely fail with its other credentials too; but not surely, some errors of
+    /// the 5xx kind are about an account. So they come last and are not left out.
+    fn stand_back(&mut self, failed: EndpointId) {
+        let place = self.place(failed);
+        let fresh = self.order.split_off(self.next.min(self.order.len()));
+        let (neighbours, others): (Vec<_>, Vec<_>) =
+            fresh.into_iter().partition(|endpoint| self.place(*endpoint) == place);
+        self.order.extend(others);
+        self.order.extend(neighbours);
+    }
+
+    /// How many places may still be tried, those that come again included only when nobody else is left: an
     /// untried one must not lose its watchdog's absence, nor its share, to a second try of another.
     fn left(&self) -> u32 {
-        let fresh = self.order.len().saturating_sub(self.next);
-        let candidates = if fresh > 0 { fresh } else { self.again.len() };
-        u32::try_from(candidates).unwrap_or(u32::MAX).min(self.attempts_max.saturating_sub(self.made))
+        let fresh = self.order.get(self.next..).unwrap_or_default();
+        let again: Vec<EndpointId>;
+        let candidates = if fresh.is_empty() {
+            again = self.again.iter().map(|again| again.endpoint).collect();
+            &again
+        } else {
+            fresh
+        };
+        let mut places: Vec<EndpointId> = candidates.iter().map(|endpoint| self.place(*endpoint)).collect();
+        places.sort_unstable();
+        places.dedup();
+        u32::try_from(places.len()).unwrap_or(u32::MAX).min(self.attempts_max.saturating_sub(self.made))
     }
 }
 
@@ -350,6 +391,31 @@ mod tests {
             plan.failed(now, &Failure::Broken, None, &mut rng());
         }
         assert_eq!(plan.made(), 2);
+    }
+
+    #[test]
+    fn credentials_of_one_place_share_its_time_and_stand_back_when_it_fails() {
+        let now = Instant::now();
+        let plan = || {
+            let same = |endpoint| if endpoint == EndpointId(1) { EndpointId(0) } else { endpoint };
+            planner(3, 5, now, Duration::from_secs(60)).in_places(same)
+        };
+        for (failure, then) in [
+            (Failure::Status(429), [1, 2]),
+            (Failure::Credential(401), [1, 2]),
+            (Failure::Status(500), [2, 1]),
+        ] {
+            let mut plan = plan();
+            let share = Duration::from_secs(25);
+            let first = NextAttempt::Try { endpoint: EndpointId(0), share, last: false };
+            assert_eq!(plan.next_attempt(now), first, "two places, not three");
+            plan.failed(now, &failure, None, &mut rng());
+            for expected in then {
+                let NextAttempt::Try { endpoint, .. } = plan.next_attempt(now) else { panic!("{failure:?}") };
+                assert_eq!(endpoint, EndpointId(expected), "{failure:?}");
+                plan.failed(now, &Failure::Status(429), None, &mut rng());
+            }
+        }
     }
 
     fn rng() -> Pcg64Mcg {

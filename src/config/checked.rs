@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use filters::upstream::watchdog::Limit;
 
 use super::reach::{self, Reach};
 use super::{Faults, join, raw};
+use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
@@ -115,9 +116,13 @@ pub enum Tokenizer {
 /// One addressable deployment of a model: a route of the config.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// `provider/native-model`, for logs, metrics and headers.
+    /// `provider/native-model`, for logs, metrics and headers; with `#2` and so on for further credentials.
     pub name: String,
     pub provider: Arc<Provider>,
+    /// Which of the provider's credentials it uses.
+    pub credential: usize,
+    /// The first endpoint of its route: they differ in their credentials alone.
+    pub place: EndpointId,
     pub manners: Manners,
     pub weight: u32,
     /// What it costs us.
@@ -131,7 +136,8 @@ pub struct Provider {
     pub base: BaseUrl,
     pub reach: Reach,
     pub region: String,
-    pub credential: Option<Secret>,
+    /// They take turns; none: it wants none.
+    pub credentials: Vec<Credential>,
     pub classify: Arc<[Rule]>,
     pub timers: Timers,
 }
@@ -143,6 +149,14 @@ pub struct BaseUrl {
     pub port: u16,
     /// Begins with `/` and does not end with it; or is empty.
     pub path: String,
+}
+
+impl Endpoint {
+    /// What it sends to say who calls.
+    #[must_use]
+    pub fn credential(&self) -> Option<&Credential> {
+        self.provider.credentials.get(self.credential)
+    }
 }
 
 impl BaseUrl {
@@ -345,6 +359,7 @@ impl Check {
             };
             self.check_timers(&path, &timers);
             let Some(base) = self.base_url(&join(&path, "base_url"), &raw.base_url) else { continue };
+            let credentials = self.credentials(&path, &raw);
             let reach = reach::check(&path, &base, &raw, &mut self.faults);
             let provider = Provider {
                 name: name.clone(),
@@ -355,7 +370,7 @@ impl Check {
                 base,
                 reach,
                 region: raw.region.unwrap_or_default(),
-                credential: self.credential(&join(&path, "credential"), raw.credential),
+                credentials,
                 classify: self.classify(&path, raw.classify.unwrap_or_default()),
                 timers,
             };
@@ -384,12 +399,35 @@ impl Check {
         rules.into_iter().map(rule).collect()
     }
 
-    fn credential(&mut self, path: &str, text: Option<String>) -> Option<Secret> {
-        let text = text.filter(|t| !t.is_empty())?;
-        if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            self.fault(path, "must be visible ASCII without spaces, as it goes into a header");
+    fn credentials(&mut self, path: &str, raw: &raw::Provider) -> Vec<Credential> {
+        let raw::Provider { credential, credentials, credential_file, .. } = raw;
+        let said = [credential.is_some(), credentials.is_some(), credential_file.is_some()];
+        if said.into_iter().filter(|said| *said).count() > 1 {
+            let message = "name one of `credential`, `credentials` and `credential_file`";
+            self.fault(join(path, "credential"), message);
+            return vec![];
         }
-        Some(Secret::new(text))
+        if let Some(file) = credential_file {
+            let found = Credential::in_file(Path::new(file));
+            let found = found.map_err(|message| self.fault(join(path, "credential_file"), message));
+            return found.into_iter().collect();
+        }
+        let at = join(path, if credential.is_some() { "credential" } else { "credentials" });
+        let written = credential.iter().chain(credentials.iter().flatten());
+        // An environment variable may be there and empty: that is none.
+        let texts: Vec<&String> = written.filter(|text| !text.is_empty()).collect();
+        if credentials.is_some() && texts.is_empty() {
+            self.fault(&at, "name at least one credential, or leave it out");
+        }
+        for (index, text) in texts.iter().enumerate() {
+            if let Err(message) = credential::sound(text) {
+                self.fault(&at, message);
+            }
+            if texts.iter().take(index).any(|other| other == text) {
+                self.fault(&at, format!("number {} is the same as one before it", index + 1));
+            }
+        }
+        texts.into_iter().map(|text| Credential::fixed(Secret::new(text.as_str()))).collect()
     }
 
     fn base_url(&mut self, path: &str, text: &str) -> Option<BaseUrl> {
@@ -461,14 +499,20 @@ impl Check {
                     output_field: *output_field,
                 };
                 let cost = raw.cost.map(|cost| self.price(&join(&path, "cost"), &cost));
-                routes.push(EndpointId(catalogue.endpoints.len()));
-                catalogue.endpoints.push(Endpoint {
-                    name: format!("{}/{native_model}", provider.name),
-                    provider: Arc::clone(provider),
-                    manners,
-                    weight: raw.weight.unwrap_or(100),
-                    cost,
-                });
+                let place = EndpointId(catalogue.endpoints.len());
+                for credential in 0..provider.credentials.len().max(1) {
+                    let suffix = if credential > 0 { format!("#{}", credential + 1) } else { String::new() };
+                    routes.push(EndpointId(catalogue.endpoints.len()));
+                    catalogue.endpoints.push(Endpoint {
+                        name: format!("{}/{native_model}{suffix}", provider.name),
+                        provider: Arc::clone(provider),
+                        credential,
+                        place,
+                        manners: manners.clone(),
+                        weight: raw.weight.unwrap_or(100),
+                        cost,
+                    });
+                }
             }
             let tokenizer = raw.tokenizer.map(|name| match name {
                 raw::TokenizerName::O200k => Tokenizer::O200k,
@@ -753,7 +797,7 @@ bootstrap:
         assert_eq!(card.cache_read, card.input);
         let endpoint = &config.catalogue.endpoints[0];
         assert_eq!((endpoint.name.as_str(), endpoint.provider.base.path.as_str()), ("p/native", "/v1"));
-        assert_eq!(endpoint.provider.credential.as_ref().unwrap().expose(), "prov-key");
+        assert_eq!(endpoint.provider.credentials[0].held().secret.expose(), "prov-key");
         assert_eq!(config.accounts[0].balance.nano(), 1_500_000_000);
         assert!(!format!("{config:?}").contains("prov-key"), "secrets never print");
     }

@@ -148,6 +148,12 @@ pub struct Provider {
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
+    /// Several of them instead: they take turns in their route's one place, and one over its limit rests alone.
+    #[deserr(default)]
+    pub credentials: Option<Vec<String>>,
+    /// A file with the secret alone instead: read again every second, and not taken while it cannot be used.
+    #[deserr(default)]
+    pub credential_file: Option<String>,
     /// Where it is; shows in logs and metrics.
     #[deserr(default)]
     pub region: Option<String>,

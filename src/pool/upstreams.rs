@@ -63,7 +63,8 @@ impl Upstreams {
             endpoints.push(EndpointSpec {
                 name: endpoint.name.clone(),
                 provider: provider.to_owned(),
-                credential: CredentialId { provider: index, index: 0 },
+                credential: CredentialId { provider: index, index: endpoint.credential },
+                place: endpoint.place,
                 weight: endpoint.weight,
                 first_byte: endpoint.provider.timers.first_byte,
                 first_event: endpoint.provider.timers.first_event,
@@ -124,6 +125,15 @@ impl Upstreams {
         let preferences = Preferences::default();
         let ask = Ask { models: self.ids(model, dialect), form, prompt_tokens, preferences: &preferences };
         explain(&mut self.lock(), clock::now(), &ask, hold)
+    }
+
+    /// The credential of this endpoint has been replaced: whatever was said about it was about another.
+    pub fn renewed(&self, endpoint: EndpointId) {
+        let mut board = self.lock();
+        let credential = board.layout().endpoints.get(endpoint.0).map(|spec| spec.credential);
+        if let Some(credential) = credential {
+            board.renewed(credential);
+        }
     }
 
     /// A call is over, however it ended.

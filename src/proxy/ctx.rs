@@ -14,6 +14,7 @@ use filters::hold::Bound;
 use filters::ids::{EndpointId, ModelId};
 use filters::money::Amount;
 use filters::upstream::board::Pass;
+use filters::upstream::failure::Failure;
 use pingora::{Error, ErrorType};
 
 use super::gate::Gate;
@@ -80,6 +81,8 @@ pub(super) struct Call {
 pub(super) struct Current {
     pub(super) endpoint: EndpointId,
     pub(super) began: Instant,
+    /// The number of the credential that was sent, once one was.
+    pub(super) credential: Option<u64>,
 }
 
 impl Ctx {
@@ -119,7 +122,18 @@ impl Ctx {
 
 impl Call {
     pub(super) fn endpoint(&self, id: EndpointId) -> pingora::Result<&Endpoint> {
-        self.snapshot.catalogue.endpoints.get(id.0).ok_or_else(unknown)
+        self.snapshot.endpoint(id)
+    }
+
+    /// Whether a failure speaks of a credential that was replaced meanwhile.
+    pub(super) fn is_about_an_earlier_credential(
+        &self,
+        current: &Current,
+        failure: &Failure,
+    ) -> pingora::Result<bool> {
+        let about_it = matches!(failure, Failure::Credential(_) | Failure::Status(429));
+        let now = self.endpoint(current.endpoint)?.credential().map(|credential| credential.held().number);
+        Ok(about_it && current.credential.is_some() && current.credential != now)
     }
 
     pub(super) fn addresses(&self, id: EndpointId) -> pingora::Result<Arc<Addresses>> {

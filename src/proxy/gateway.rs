@@ -19,6 +19,7 @@ use super::request::Asked;
 use super::{gate, headers, reply};
 use crate::books::Books;
 use crate::config::checked::Bounds;
+use crate::credential::Credential;
 use crate::drain::Drain;
 use crate::ops::Metrics;
 use crate::pool::Pool;
@@ -99,14 +100,18 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
     ) -> Result<()> {
         let call = ctx.call()?;
-        let Some(current) = call.current else {
+        let Some(current) = &mut call.current else {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
         };
-        let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
+        let endpoint = call.snapshot.endpoint(current.endpoint)?;
+        let held = endpoint.credential().map(Credential::held);
+        current.credential = held.as_ref().map(|held| held.number);
+        let secret = held.as_ref().map(|held| &held.secret);
         let asked = session.req_header();
         // The connection has decided about HTTP's version already.
         let version = head.version;
-        *head = headers::upstream(&provider, call.facts.stream, call.gate.body_bytes(), asked)?;
+        *head =
+            headers::upstream(&endpoint.provider, secret, call.facts.stream, call.gate.body_bytes(), asked)?;
         head.set_version(version);
         call.gate.sending(clock::now());
         Ok(())

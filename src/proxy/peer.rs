@@ -75,7 +75,7 @@ impl Gateway {
                 call.first_attempt = Some(now);
                 self.metrics.before_attempt_seconds.observe((now - arrived).as_secs_f64());
             }
-            call.current = Some(Current { endpoint: id, began: now });
+            call.current = Some(Current { endpoint: id, began: now, credential: None });
             let addresses = call.addresses(id)?;
             let connect = call.endpoint(id)?.provider.timers.connect.min(share);
             let address = tokio::time::timeout(connect, addresses.next()).await;
@@ -136,15 +136,23 @@ impl Gateway {
         let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
         let Some(current) = call.current.take() else { return Ok(false) };
+        let is_outdated = call.is_about_an_earlier_credential(&current, &tried.failure)?;
         let not_before = call.gate.take_leg().and_then(|(leg, timing, reused)| {
             let (failure, wait) = (tried.failure.clone(), tried.retry_after);
-            leg.ended(Outcome::Failed { failure, wait, timing, reused })
+            // The caller did not leave, but as little was learnt about what would be used now.
+            let outcome = if is_outdated {
+                Outcome::CallerLeft
+            } else {
+                Outcome::Failed { failure, wait, timing, reused }
+            };
+            leg.ended(outcome)
         });
         entropy::with_rng(|rng| call.planner.failed(now, &tried.failure, not_before, rng));
         let endpoint = call.endpoint(current.endpoint)?;
         let mut tried = tried;
-        if let Some(credential) = &endpoint.provider.credential {
-            tried.error.mask(credential.expose());
+        // Some providers name another key of the account than the one that was sent.
+        for credential in &endpoint.provider.credentials {
+            credential.mask(&mut tried.error);
         }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();

@@ -1,7 +1,7 @@
 //! How upstreams are reached: versions of HTTP, whom to trust, what to show.
 
 use super::support::tls::{Authority, TlsUpstream, Wants, quoted};
-use super::support::{Call, Setup, stream_request, upstream, whole_request};
+use super::support::{Call, Setup, script, stream_request, upstream, whole_request};
 use tollgate::mock::Script;
 
 /// Patience for a TLS handshake on a busy machine.
@@ -140,5 +140,99 @@ fn files_that_cannot_be_used_are_faults_before_anything_starts() {
         let [fault] = faults.as_slice() else { panic!("{own}: {faults:?}") };
         assert_eq!(fault.path, format!("providers.u0.{path}"), "{own}");
         assert!(fault.message.contains(word) && fault.line.is_some(), "{own}: {}", fault.message);
+    }
+}
+
+/// The credentials that a mock was called with, in order.
+fn used(mock: &tollgate::mock::Mock) -> Vec<String> {
+    mock.requests().iter().filter_map(|seen| seen.header("authorization").map(str::to_owned)).collect()
+}
+
+#[tokio::test]
+async fn credentials_take_turns_and_one_over_its_limit_rests_alone() {
+    let only = upstream(Script::default()).await;
+    let gateway =
+        Setup::new(&[only.address()]).provider(0, "credentials: [sk-up-one, sk-up-two, sk-up-three]").start();
+    for _ in 0..3 {
+        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    }
+    assert_eq!(used(&only), ["Bearer sk-up-one", "Bearer sk-up-two", "Bearer sk-up-three"]);
+    only.set_script(script(r#"{"fault":{"kind":"status","code":429,"retry_after":"300"},"fault_count":1}"#));
+    let mut names = vec![];
+    for _ in 0..3 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        names.push(answer.header("x-tollgate-upstream").unwrap().to_owned());
+    }
+    assert_eq!(names, ["u0/up-a#2", "u0/up-a#3", "u0/up-a#2"], "the first rests, the others serve");
+    let page = gateway.admin_page("/metrics").await.text();
+    assert!(page.contains("u0/up-a#2") && !page.contains("sk-up") && !gateway.log().contains("sk-up"));
+}
+
+#[tokio::test]
+async fn a_server_that_fails_is_left_for_another_place_and_not_for_its_other_credential() {
+    let first = upstream(script(r#"{"fault":{"kind":"status","code":500}}"#)).await;
+    let second = upstream(Script::default()).await;
+    let gateway = Setup::new(&[first.address(), second.address()])
+        .provider(0, "credentials: [sk-up-one, sk-up-two]")
+        .start();
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
+    // Without another place its other credential is worth the try.
+    second.set_script(script(r#"{"fault":{"kind":"status","code":401}}"#));
+    let before = first.requests().len();
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 502);
+    let tried: std::collections::BTreeSet<_> = used(&first).into_iter().skip(before).collect();
+    assert_eq!(tried.len(), 2, "{tried:?}");
+}
+
+#[tokio::test]
+async fn a_credential_in_a_file_is_replaced_in_a_running_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("key");
+    std::fs::write(&file, "sk-up-first\n").unwrap();
+    let refused = r#"{"fault":{"kind":"status","code":401}}"#;
+    let only = upstream(Script::default()).await;
+    let own = format!("credential_file: {}", quoted(&file));
+    let gateway = Setup::new(&[only.address()]).provider(0, &own).start();
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+
+    std::fs::write(&file, "").unwrap();
+    gateway.wait_for_log("a credential's file cannot be used");
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    assert_eq!(used(&only), ["Bearer sk-up-first", "Bearer sk-up-first"], "the last good one is kept");
+
+    only.set_script(script(refused));
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 502);
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 503, "it rests");
+    only.set_script(Script::default());
+    std::fs::write(folder.path().join("next"), "sk-up-second").unwrap();
+    std::fs::rename(folder.path().join("next"), &file).unwrap();
+    gateway.wait_for_log("a credential was replaced");
+    assert_eq!(
+        Call::post(whole_request()).send(gateway.http).await.status,
+        200,
+        "nothing is held against the new one"
+    );
+    assert_eq!(used(&only).last().unwrap(), "Bearer sk-up-second");
+    assert!(!gateway.log().contains("sk-up"), "{}", gateway.log());
+}
+
+#[test]
+fn credentials_are_named_in_one_way_and_each_once() {
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+    let admin = std::net::SocketAddr::from(([127, 0, 0, 1], 10));
+    for (own, path, word) in [
+        ("credential: a, credentials: [b, c]", "credential", "name one of"),
+        ("credential: a, credential_file: /f", "credential", "name one of"),
+        ("credentials: []", "credentials", "at least one"),
+        ("credentials: [sk-up-a, sk-up-a]", "credentials", "number 2 is the same"),
+        ("credentials: [a, \"b c\"]", "credentials", "visible ASCII"),
+        ("credential_file: /nowhere/key", "credential_file", "cannot read /nowhere/key"),
+    ] {
+        let setup = Setup::new(&[address]).provider(0, own);
+        let faults = tollgate::config::parse(&setup.yaml(address, admin), |_| None).expect_err(own).0;
+        let [fault] = faults.as_slice() else { panic!("{own}: {faults:?}") };
+        assert_eq!(fault.path, format!("providers.u0.{path}"), "{own}");
+        assert!(fault.message.contains(word) && !fault.message.contains("sk-up"), "{own}: {}", fault.message);
     }
 }

@@ -61,6 +61,10 @@ pub struct EndpointSpec {
     pub provider: String,
     /// Whose quota it uses.
     pub credential: CredentialId,
+    /// The first endpoint of its place: the same server, the same native model, another credential. What a server does
+    /// wrong it does for every credential, so health, breaker, timings and a Retry-After of its own are the place's;
+    /// only rests for 429 and for trouble with a credential are the credential's.
+    pub place: EndpointId,
     /// The configured weight.
     pub weight: u32,
     /// To the response head.
@@ -315,6 +319,8 @@ struct EndpointState {
     health: Health,
     breaker: Breaker,
     called: Option<Instant>,
+    /// Which of its credentials was used last.
+    last: Option<EndpointId>,
     /// As it was before the connect failures of the last second.
     before: Option<(Instant, Health, Breaker)>,
 }
@@ -404,7 +410,13 @@ impl Board {
         }
         let mut refused: Vec<&Stand> = stands.iter().filter(|stand| stand.is_fall_back()).collect();
         refused.sort_by_key(|stand| stand.refused_until());
-        let mut fall_backs: Vec<Route> = refused.iter().map(|stand| stand.route).collect();
+        let mut fall_backs: Vec<Route> = vec![];
+        for route in refused.iter().map(|stand| stand.route) {
+            // A place that is refused is refused with every credential: one of them is enough to find out.
+            if !fall_backs.iter().any(|known| self.paced(*known) == self.paced(route)) {
+                fall_backs.push(route);
+            }
+        }
         if order.is_empty() {
             if place.is_none() || fall_backs.is_empty() {
                 self.leave(place);
@@ -435,7 +447,7 @@ impl Board {
     ) -> Begun {
         let Some(spec) = self.layout.endpoints.get(route.endpoint.0) else { return Begun::Refused(None) };
         let (credential, head, event) = (spec.credential, spec.first_byte, spec.first_event);
-        let rest = self.rests.standing(now, route.endpoint, credential);
+        let rest = self.rests.standing(now, self.place(route.endpoint), credential);
         if matches!(rest, Standing::Resting { .. }) {
             return Begun::Refused(None);
         }
@@ -473,8 +485,9 @@ impl Board {
         {
             model.gate.hold(place, lease_end);
         }
-        if let Some(state) = self.endpoints.get_mut(route.endpoint.0) {
+        if let Some(state) = self.state_mut(route.endpoint) {
             state.called = Some(now);
+            state.last = Some(route.endpoint);
         }
         let watchdog = |limit: Duration| (!last).then_some(limit);
         Begun::Go {
@@ -507,14 +520,14 @@ impl Board {
         self.learn(now, ticket, timing);
         self.sign(now, ticket.route.endpoint, Sign::Life);
         if let Some(credential) = self.credential(ticket.route.endpoint) {
-            self.rests.served(now, ticket.route.endpoint, credential);
+            self.rests.served(now, self.place(ticket.route.endpoint), credential);
         }
         if let Some((model, place)) = ticket.place
             && let Some(model) = self.models.get_mut(model.0)
         {
             model.gate.succeeded(place);
         }
-        let state = self.endpoints.get_mut(ticket.route.endpoint.0)?;
+        let state = self.state_mut(ticket.route.endpoint)?;
         let change = state.breaker.probe_answered(now, ticket.permit, rng);
         self.changed(now, ticket.route.endpoint, change)
     }
@@ -542,7 +555,7 @@ impl Board {
 
     /// A free active check of an endpoint has passed: an open breaker lets a probe through at once.
     pub fn check_passed(&mut self, now: Instant, endpoint: EndpointId) {
-        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+        if let Some(state) = self.state_mut(endpoint) {
             state.breaker.check_passed(now);
         }
     }
@@ -574,7 +587,7 @@ impl Board {
     pub fn survey(&self, now: Instant, model: ModelId, ask: &Ask<'_>) -> Vec<Stand> {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
         let stand = |endpoint: &EndpointId| {
-            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.endpoints.get(endpoint.0)?);
+            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.state(*endpoint)?);
             let route = Route { model, endpoint: *endpoint };
             Some(Stand {
                 route,
@@ -583,7 +596,7 @@ impl Board {
                 has_lost_weight: state.health.has_lost_weight(now),
                 share: state.health.share(now),
                 breaker: state.breaker.admission(now),
-                rest: self.rests.standing(now, *endpoint, spec.credential),
+                rest: self.rests.standing(now, spec.place, spec.credential),
                 dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
             })
         };
@@ -600,8 +613,8 @@ impl Board {
     /// What health makes of an endpoint's weight, and whether it may be asked.
     #[must_use]
     pub fn endpoint(&self, now: Instant, id: EndpointId) -> Option<(f64, bool)> {
-        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.endpoints.get(id.0)?);
-        let rests = matches!(self.rests.standing(now, id, spec.credential), Standing::Resting { .. });
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
+        let rests = matches!(self.rests.standing(now, spec.place, spec.credential), Standing::Resting { .. });
         let refused = matches!(state.breaker.admission(now), Admission::Refused(_));
         Some((state.health.factor(now), !rests && !refused))
     }
@@ -609,7 +622,7 @@ impl Board {
     /// How many openings of an endpoint's breaker are not forgiven.
     #[must_use]
     pub fn openings(&self, endpoint: EndpointId) -> u32 {
-        self.endpoints.get(endpoint.0).map_or(0, |state| state.breaker.openings())
+        self.state(endpoint).map_or(0, |state| state.breaker.openings())
     }
 
     /// The order of one model, and the place at its gate if it has one.
@@ -621,19 +634,22 @@ impl Board {
         stands: &[Stand],
         rng: &mut impl RngCore,
     ) -> (Vec<Route>, Option<(ModelId, PlaceId)>) {
+        let own = || stands.iter().filter(|stand| stand.route.model == id);
+        let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
+        let lanes = self.lanes(&admitted);
         let Some((spec, model)) = self.layout.models.get(id.0).zip(self.models.get_mut(id.0)) else {
             return (vec![], None);
         };
-        let own = || stands.iter().filter(|stand| stand.route.model == id);
-        let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
         let refused_by_breaker = admitted.is_empty() && own().any(Stand::is_fall_back);
         let place = match model.gate.ask(now, refused_by_breaker, now + PLACE) {
             Gate::Away => None,
             Gate::Try(place) => Some((id, place)),
             Gate::Full => return (vec![], None),
         };
-        let mut candidates: Vec<Candidate> = admitted
+        // One for each place: its weight counts once, however many credentials there are.
+        let mut candidates: Vec<Candidate> = lanes
             .iter()
+            .filter_map(|lane| lane.first())
             .map(|stand| {
                 let trial = if stand.rest == Standing::OnTrial { ON_TRIAL } else { 1.0 };
                 let weight = f64::from(stand.weight) * stand.factor * trial;
@@ -648,9 +664,15 @@ impl Board {
         let is_probe = |candidate: &Candidate| {
             admitted.iter().any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
         };
+        let whole = |candidate: &Candidate| {
+            let lane = lanes
+                .iter()
+                .find(|lane| lane.first().is_some_and(|s| s.route.endpoint == candidate.endpoint));
+            lane.into_iter().flatten().map(|stand| stand.route).collect::<Vec<_>>()
+        };
         let mut routes: Vec<Route> = vec![];
         if ask.preferences.fix_order() {
-            routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+            routes.extend(candidates.iter().flat_map(whole));
             ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
             return (routes, place);
         }
@@ -668,14 +690,14 @@ impl Board {
         {
             route::begin_with(&mut candidates, standby);
         }
-        routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+        routes.extend(candidates.iter().flat_map(whole));
         ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
         (routes, place)
     }
 
     /// The place of the standby that was called longest ago.
     fn least_called(&self, candidates: &[Candidate]) -> Option<usize> {
-        let called = |c: &Candidate| self.endpoints.get(c.endpoint.0).and_then(|state| state.called);
+        let called = |c: &Candidate| self.state(c.endpoint).and_then(|state| state.called);
         candidates.iter().enumerate().skip(1).min_by_key(|(_, c)| called(c)).map(|(place, _)| place)
     }
 
@@ -683,7 +705,7 @@ impl Board {
     #[must_use]
     pub fn route_facts(&self, route: Route, form: Form) -> RouteFacts<'_> {
         let spec = self.layout.endpoints.get(route.endpoint.0);
-        let state = self.routes.get(&route);
+        let state = self.routes.get(&self.paced(route));
         RouteFacts {
             provider: spec.map_or("", |spec| spec.provider.as_str()),
             price: spec.and_then(|spec| spec.price),
@@ -695,7 +717,7 @@ impl Board {
 
     /// Its breaker is closed and nothing weighs on it.
     fn is_healthy(&self, now: Instant, endpoint: EndpointId) -> bool {
-        self.endpoints.get(endpoint.0).is_some_and(|state| {
+        self.state(endpoint).is_some_and(|state| {
             state.breaker.admission(now) == Admission::Closed && !state.health.has_lost_weight(now)
         })
     }
@@ -708,7 +730,7 @@ impl Board {
         nobody_else: bool,
         at_the_gate: bool,
     ) -> Result<Permit, Instant> {
-        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return Err(now) };
+        let Some(state) = self.state_mut(endpoint) else { return Err(now) };
         if nobody_else {
             let crowd = if at_the_gate { Crowd::AsTheGateSays } else { Crowd::One };
             state.breaker.begin_anyway(now, lease_end, crowd)
@@ -726,10 +748,10 @@ impl Board {
     ) -> Ended {
         let endpoint = ticket.route.endpoint;
         if let Some(speed) = tokens_per_second {
-            let state = self.routes.entry(ticket.route).or_default();
+            let state = self.routes.entry(self.paced(ticket.route)).or_default();
             state.speed.get_or_insert_with(|| Window::new(now)).record(now, speed);
         }
-        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+        if let Some(state) = self.state_mut(endpoint) {
             state.health.record(now, true);
         }
         let notice = self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
@@ -802,7 +824,7 @@ impl Board {
                 (Some(until), Some(Notice::CredentialAlarm(credential)))
             }
             Failure::Status(408 | 500..) => match wait.filter(|wait| !wait.is_zero()) {
-                Some(wait) => (Some(self.rests.endpoint_asked(now, endpoint, wait)), None),
+                Some(wait) => (Some(self.rests.endpoint_asked(now, self.place(endpoint), wait)), None),
                 None => (None, None),
             },
             Failure::Status(_)
@@ -817,7 +839,7 @@ impl Board {
     }
 
     fn blame(&mut self, now: Instant, endpoint: EndpointId, verdict: Verdict, connect: bool) {
-        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return };
+        let Some(state) = self.state_mut(endpoint) else { return };
         let recent = |at: Instant| now.saturating_duration_since(at) <= TAKE_BACK;
         if connect && state.before.as_ref().is_none_or(|(at, ..)| !recent(*at)) {
             state.before = Some((now, state.health, state.breaker.clone()));
@@ -851,7 +873,7 @@ impl Board {
     ) -> Option<Notice> {
         let failed = matches!(verdict, Verdict::Failure | Verdict::SoftFailure);
         let others = if failed && self.is_needed(now, endpoint) { Others::None } else { Others::Admit };
-        let state = self.endpoints.get_mut(endpoint.0)?;
+        let state = self.state_mut(endpoint)?;
         let change = state.breaker.end(now, permit, verdict, others, rng);
         self.changed(now, endpoint, change)
     }
@@ -861,7 +883,7 @@ impl Board {
             Change::None => None,
             Change::Opened(until) => Some(Notice::Opened(until)),
             Change::Closed => {
-                let state = self.endpoints.get_mut(endpoint.0)?;
+                let state = self.state_mut(endpoint)?;
                 state.health = Health::reopened(now);
                 Some(Notice::Closed)
             }
@@ -877,22 +899,25 @@ impl Board {
 
     fn another_admits(&self, now: Instant, model: ModelId, but: Option<EndpointId>) -> bool {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
-        routes.iter().filter(|endpoint| Some(**endpoint) != but).any(|endpoint| {
+        let but = but.map(|endpoint| self.place(endpoint));
+        routes.iter().filter(|endpoint| Some(self.place(**endpoint)) != but).any(|endpoint| {
             let closed = self
-                .endpoints
-                .get(endpoint.0)
+                .state(*endpoint)
                 .is_some_and(|state| !matches!(state.breaker.admission(now), Admission::Refused(_)));
             let credential = self.credential(*endpoint);
             closed
                 && credential.is_some_and(|credential| {
-                    !matches!(self.rests.standing(now, *endpoint, credential), Standing::Resting { .. })
+                    !matches!(
+                        self.rests.standing(now, self.place(*endpoint), credential),
+                        Standing::Resting { .. }
+                    )
                 })
         })
     }
 
     fn sign(&mut self, now: Instant, endpoint: EndpointId, sign: Sign) -> Blame {
         let provider = self.credential(endpoint).map_or(0, |credential| credential.provider);
-        self.node.note(now, endpoint, provider, sign)
+        self.node.note(now, self.place(endpoint), provider, sign)
     }
 
     /// The attempt said nothing about its credential: another call may be the trial.
@@ -905,7 +930,7 @@ impl Board {
     }
 
     fn learn(&mut self, now: Instant, ticket: &Ticket, timing: Timing) {
-        let state = self.routes.entry(ticket.route).or_default();
+        let state = self.routes.entry(self.paced(ticket.route)).or_default();
         if let Some(pace) = state.paces.get_mut(index(ticket.form)) {
             pace.timings.record(now, ticket.class, timing);
         }
@@ -913,6 +938,7 @@ impl Board {
 
     fn table(&mut self, now: Instant, route: Route, form: Form) -> Table {
         let fresh = |at: Instant| now.saturating_duration_since(at) < TABLE_AGE_MAX;
+        let route = self.paced(route);
         let known = self.routes.get(&route).and_then(|state| state.paces.get(index(form))?.table);
         if let Some((at, table)) = known
             && fresh(at)
@@ -953,6 +979,50 @@ impl Board {
         seen
     }
 
+    /// Where the state of an endpoint is kept: at the first of its place.
+    fn place(&self, endpoint: EndpointId) -> EndpointId {
+        self.layout.endpoints.get(endpoint.0).map_or(endpoint, |spec| spec.place)
+    }
+
+    fn state(&self, endpoint: EndpointId) -> Option<&EndpointState> {
+        self.endpoints.get(self.place(endpoint).0)
+    }
+
+    fn state_mut(&mut self, endpoint: EndpointId) -> Option<&mut EndpointState> {
+        let place = self.place(endpoint);
+        self.endpoints.get_mut(place.0)
+    }
+
+    /// Under which route timings and speed are kept.
+    fn paced(&self, route: Route) -> Route {
+        Route { model: route.model, endpoint: self.place(route.endpoint) }
+    }
+
+    /// The routes that may be asked, by their places; the credentials of each in turn, so that they share its calls. One
+    /// that is on trial stands alone: behind everybody else is not behind its neighbours.
+    fn lanes<'a>(&self, admitted: &[&'a Stand]) -> Vec<Vec<&'a Stand>> {
+        let mut lanes: Vec<Vec<&Stand>> = vec![];
+        for stand in admitted {
+            let place = self.place(stand.route.endpoint);
+            let is_neighbour = |lane: &&mut Vec<&Stand>| {
+                let on_trial = |stand: &Stand| stand.rest == Standing::OnTrial;
+                lane.first().is_some_and(|first| {
+                    self.place(first.route.endpoint) == place && !on_trial(first) && !on_trial(stand)
+                })
+            };
+            match lanes.iter_mut().find(is_neighbour) {
+                Some(lane) => lane.push(stand),
+                None => lanes.push(vec![stand]),
+            }
+        }
+        for lane in &mut lanes {
+            let last = lane.first().and_then(|first| self.state(first.route.endpoint)?.last);
+            let next = lane.iter().position(|stand| last.is_some_and(|last| stand.route.endpoint > last));
+            lane.rotate_left(next.unwrap_or(0));
+        }
+        lanes
+    }
+
     fn credential(&self, endpoint: EndpointId) -> Option<CredentialId> {
         self.layout.endpoints.get(endpoint.0).map(|spec| spec.credential)
     }
@@ -968,7 +1038,7 @@ impl Board {
 
 impl EndpointState {
     fn new(now: Instant) -> Self {
-        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, before: None }
+        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, last: None, before: None }
     }
 }
 
@@ -1044,6 +1114,7 @@ mod tests {
             name: format!("e{n}"),
             provider: format!("p{n}"),
             credential: CredentialId { provider: n, index: 0 },
+            place: EndpointId(n),
             weight,
             first_byte: Limit::Auto,
             first_event: Limit::Auto,
@@ -1363,5 +1434,64 @@ mod tests {
                 played.board.finish(plan.pass);
             }
         }
+    }
+
+    /// `A` with two credentials (endpoints 0 and 1) at weight 100, `B` (2) at `other`.
+    fn two_credentials(other: u32, sort: Sort) -> Played {
+        let mut layout = layout(&[100, 100, other]);
+        layout.endpoints[1].place = EndpointId(0);
+        layout.endpoints[1].credential = CredentialId { provider: 0, index: 1 };
+        layout.models[0].sort = sort;
+        layout.models[0].explore = false;
+        let now = Instant::now();
+        Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) }
+    }
+
+    fn ids(plan: &Plan) -> Vec<usize> {
+        plan.order.iter().map(|route| route.endpoint.0).collect()
+    }
+
+    #[test]
+    fn credentials_take_turns_within_the_place_of_their_route() {
+        let mut played = two_credentials(99, Sort::Weight);
+        for order in [[0, 1, 2], [1, 0, 2], [0, 1, 2]] {
+            assert_eq!(ids(&played.plan()), order);
+            played.attempt(order[0], Outcome::Served { tokens_per_second: None });
+        }
+        let mut played = two_credentials(101, Sort::Weight);
+        assert_eq!(ids(&played.plan()), [2, 0, 1], "two of 100 are no 200");
+    }
+
+    #[test]
+    fn two_credentials_have_one_share_of_spread_calls() {
+        let mut played = two_credentials(100, Sort::WeightedRandom);
+        let first_is_b = (0..2000).filter(|_| ids(&played.plan())[0] == 2).count();
+        assert!((850..1150).contains(&first_is_b), "{first_is_b} of 2000 at equal weights");
+    }
+
+    #[test]
+    fn a_429_and_a_401_rest_one_credential_and_an_error_of_the_server_weighs_on_its_place() {
+        for failure in [Failure::Status(429), Failure::Credential(401)] {
+            let mut played = two_credentials(99, Sort::Weight);
+            played.attempt(0, failed(failure));
+            assert_eq!([ids(&played.plan()), ids(&played.plan())], [[1, 2], [1, 2]]);
+        }
+        let mut played = two_credentials(99, Sort::Weight);
+        played.attempt(0, failed(Failure::Status(500)));
+        assert_eq!(ids(&played.plan())[0], 2, "both credentials are at the server that failed");
+        for _ in 0..4 {
+            played.attempt(1, failed(Failure::Connect));
+        }
+        let plan = played.plan();
+        assert_eq!((ids(&plan), plan.fall_backs.len()), (vec![2], 1), "one breaker, one fall-back");
+    }
+
+    #[test]
+    fn a_renewed_credential_does_not_rest() {
+        let mut played = two_credentials(99, Sort::Weight);
+        played.attempt(0, failed(Failure::Credential(401)));
+        assert_eq!(ids(&played.plan()).len(), 2);
+        played.board.renewed(CredentialId { provider: 0, index: 0 });
+        assert_eq!((ids(&played.plan()).len(), played.board.alarms().count()), (3, 0));
     }
 }
