@@ -1,10 +1,10 @@
 //! The running gateway: Pingora's services around a booted store.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use async_trait::async_trait;
@@ -12,11 +12,13 @@ use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
 use pingora::services::background::{BackgroundService, background_service};
 use pingora_proxy::ProxyServiceBuilder;
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
+use crate::clock;
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
 use crate::ledger::Sqlite;
@@ -29,6 +31,8 @@ use crate::store::{Embedded, Holds};
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
+/// How often to look whether a check is due.
+const CHECK_LOOK: Duration = Duration::from_millis(500);
 /// How often files with credentials are read.
 const REREAD: Duration = Duration::from_secs(1);
 /// By how many seconds Pingora's grace time is longer than the longest drain.
@@ -60,7 +64,7 @@ pub fn run_with(
     drop(TcpListener::bind(listen.http).with_context(|| format!("cannot bind listen.http {}", listen.http))?);
 
     let keys = std::mem::take(&mut booted.keys);
-    let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing), keys));
+    let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
     let books = Arc::new(Books::new(
@@ -169,6 +173,7 @@ impl BackgroundService for Keeper {
             () = self.sweep() => {}
             () = self.look_up() => {}
             () = self.reread_credentials() => {}
+            () = self.check() => {}
             () = self.announce() => {}
         }
     }
@@ -190,17 +195,49 @@ impl Keeper {
         loop {
             tick.tick().await;
             let snapshot = self.pool.load();
-            for (endpoint, addresses) in snapshot.catalogue.endpoints.iter().zip(&snapshot.addresses) {
-                let name = &endpoint.name;
+            for (provider, addresses) in snapshot.providers() {
+                let name = &provider.name;
                 match addresses.refresh().await {
                     Ok(()) if unknown.remove(name) => {
-                        tracing::info!(endpoint = name, "the address of an endpoint is known again");
+                        tracing::info!(provider = name, "the address of a provider is known again");
                     }
                     Ok(()) => {}
                     Err(error) if unknown.insert(name.clone()) => {
-                        tracing::warn!(%error, endpoint = name, "the address of an endpoint cannot be looked up");
+                        tracing::warn!(%error, provider = name, "the address of a provider cannot be looked up");
                     }
                     Err(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Asks providers whether they are well, where the config says how. Each is asked by itself: one that hangs
+    /// keeps none of the others waiting, and is not asked again meanwhile.
+    async fn check(&self) {
+        let mut due: HashMap<String, Instant> = HashMap::new();
+        let mut under_way: JoinSet<(String, bool)> = JoinSet::new();
+        let mut asked: HashSet<String> = HashSet::new();
+        let mut tick = tokio::time::interval(CHECK_LOOK);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                Some(ended) = under_way.join_next() => {
+                    let Ok((provider, passed)) = ended else { continue };
+                    if passed {
+                        self.pool.load().check_passed(&provider);
+                    }
+                    asked.remove(&provider);
+                }
+            }
+            let snapshot = self.pool.load();
+            for (provider, addresses) in snapshot.providers() {
+                let Some(check) = &provider.check else { continue };
+                let now = clock::now();
+                let is_due = due.get(&provider.name).is_none_or(|at| *at <= now);
+                if is_due && asked.insert(provider.name.clone()) {
+                    due.insert(provider.name.clone(), now + check.every);
+                    let (name, addresses) = (provider.name.clone(), Arc::clone(addresses));
+                    under_way.spawn(async move { (name, addresses.check().await) });
                 }
             }
         }

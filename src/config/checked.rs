@@ -138,6 +138,8 @@ pub struct Provider {
     pub region: String,
     /// They take turns; none: it wants none.
     pub credentials: Vec<Credential>,
+    /// A free question that tells whether it is well.
+    pub check: Option<FreeCheck>,
     pub classify: Arc<[Rule]>,
     pub timers: Timers,
 }
@@ -166,6 +168,14 @@ impl BaseUrl {
         let default = if self.tls { 443 } else { 80 };
         if self.port == default { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
     }
+}
+
+/// A question to a provider's addresses that costs nothing.
+#[derive(Clone, Debug)]
+pub struct FreeCheck {
+    /// Begins with `/`.
+    pub path: String,
+    pub every: Duration,
 }
 
 /// The limits on an attempt at one provider.
@@ -371,6 +381,7 @@ impl Check {
                 reach,
                 region: raw.region.unwrap_or_default(),
                 credentials,
+                check: raw.check.and_then(|raw| self.free_check(&join(&path, "check"), raw)),
                 classify: self.classify(&path, raw.classify.unwrap_or_default()),
                 timers,
             };
@@ -397,6 +408,18 @@ impl Check {
             }
         }
         rules.into_iter().map(rule).collect()
+    }
+
+    fn free_check(&mut self, path: &str, raw: raw::Check) -> Option<FreeCheck> {
+        let every = raw.every.map_or(Duration::from_secs(10), |span| span.0);
+        if !(Duration::from_secs(1)..=SPAN_MAX).contains(&every) {
+            self.fault(join(path, "every"), "must be at least 1s and at most 7 days");
+        }
+        let readable = raw.path.starts_with('/') && raw.path.parse::<http::uri::PathAndQuery>().is_ok();
+        if !readable {
+            self.fault(join(path, "path"), format!("`{}` is no path such as /health", raw.path));
+        }
+        readable.then_some(FreeCheck { path: raw.path, every })
     }
 
     fn credentials(&mut self, path: &str, raw: &raw::Provider) -> Vec<Credential> {

@@ -154,6 +154,9 @@ pub struct Provider {
     /// A file with the secret alone instead: read again every second, and not taken while it cannot be used.
     #[deserr(default)]
     pub credential_file: Option<String>,
+    /// A free question that tells whether it is well, put to each of its addresses. Default: none.
+    #[deserr(default)]
+    pub check: Option<Check>,
     /// Where it is; shows in logs and metrics.
     #[deserr(default)]
     pub region: Option<String>,
@@ -178,6 +181,16 @@ pub struct Provider {
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub idle: Option<Span>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Check {
+    /// What to GET, from the host's root, without a credential; any 2xx passes.
+    pub path: String,
+    /// How often. Default 10s.
+    #[deserr(default)]
+    pub every: Option<Span>,
 }
 
 #[derive(Debug, Deserr)]

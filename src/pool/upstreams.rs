@@ -127,6 +127,11 @@ impl Upstreams {
         explain(&mut self.lock(), clock::now(), &ask, hold)
     }
 
+    /// A free check of this endpoint has passed.
+    pub fn check_passed(&self, endpoint: EndpointId) {
+        self.lock().check_passed(clock::now(), endpoint);
+    }
+
     /// The credential of this endpoint has been replaced: whatever was said about it was about another.
     pub fn renewed(&self, endpoint: EndpointId) {
         let mut board = self.lock();

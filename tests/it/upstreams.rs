@@ -218,7 +218,7 @@ async fn a_credential_in_a_file_is_replaced_in_a_running_gateway() {
 }
 
 #[test]
-fn credentials_are_named_in_one_way_and_each_once() {
+fn credentials_and_checks_that_make_no_sense_are_faults() {
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
     let admin = std::net::SocketAddr::from(([127, 0, 0, 1], 10));
     for (own, path, word) in [
@@ -227,6 +227,8 @@ fn credentials_are_named_in_one_way_and_each_once() {
         ("credentials: []", "credentials", "at least one"),
         ("credentials: [sk-up-a, sk-up-a]", "credentials", "number 2 is the same"),
         ("credentials: [a, \"b c\"]", "credentials", "visible ASCII"),
+        ("check: { path: health }", "check.path", "no path such as"),
+        ("check: { path: /health, every: 10ms }", "check.every", "at least 1s"),
         ("credential_file: /nowhere/key", "credential_file", "cannot read /nowhere/key"),
     ] {
         let setup = Setup::new(&[address]).provider(0, own);
@@ -235,4 +237,23 @@ fn credentials_are_named_in_one_way_and_each_once() {
         assert_eq!(fault.path, format!("providers.u0.{path}"), "{own}");
         assert!(fault.message.contains(word) && !fault.message.contains("sk-up"), "{own}: {}", fault.message);
     }
+}
+
+#[tokio::test]
+async fn a_free_check_is_asked_without_our_credential_and_lets_a_refused_endpoint_prove_itself() {
+    let only = upstream(script(r#"{"fault":{"kind":"status","code":503}}"#)).await;
+    let gateway = Setup::new(&[only.address()]).provider(0, "check: { path: /v1/models, every: 1s }").start();
+    while gateway.endpoint_metric("tollgate_endpoint_refused", "u0/up-a").await < 1.0 {
+        Call::post(whole_request()).send(gateway.http).await;
+    }
+    only.set_script(Script::default());
+    let checks =
+        |mock: &tollgate::mock::Mock| mock.requests().iter().filter(|seen| seen.method == "GET").count();
+    only.wait_for_requests(only.requests().len() + 2).await;
+    while Call::post(whole_request()).send(gateway.http).await.status != 200 {
+        assert!(checks(&only) < 60, "it is never let in:\n{}", gateway.log());
+    }
+    let asked = only.requests();
+    let asked = asked.iter().find(|seen| seen.method == "GET").unwrap();
+    assert_eq!((asked.path.as_str(), asked.header("authorization")), ("/v1/models", None));
 }
