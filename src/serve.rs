@@ -24,7 +24,7 @@ use crate::drain::{Drain, Watch};
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
 use crate::pool::{Pool, Snapshot};
-use crate::proxy::{Bodies, Gateway};
+use crate::proxy::{Bodies, Gateway, Warmer};
 use crate::store::{Embedded, Holds};
 
 /// How often holds of dropped requests are settled.
@@ -74,6 +74,7 @@ pub fn run_with(
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let holds = wrap(Arc::<Embedded>::clone(&booted.store));
 
+    let warmer = Arc::new(Warmer::default());
     let gateway = Gateway {
         pool: Arc::clone(&pool),
         holds: Arc::clone(&holds),
@@ -81,6 +82,7 @@ pub fn run_with(
         bounds,
         books: Arc::clone(&books),
         keyed: Arc::default(),
+        warmer: Arc::clone(&warmer),
         metrics: Arc::clone(&metrics),
         drain: Arc::clone(&drain_state),
     };
@@ -105,8 +107,11 @@ pub fn run_with(
     server.add_service(proxy);
     admin_listener.set_nonblocking(true)?;
     server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
+    let warm_pool = Arc::clone(&pool);
     let keeper = Keeper { store: Arc::clone(&booted.store), pool, http: listen.http, serving };
     server.add_service(background_service("keeper", keeper));
+    let warm = Warm { warmer, pool: warm_pool, drain: Arc::clone(&drain_state) };
+    server.add_service(background_service("warmer", warm));
     let watch = Watch { drain: Arc::clone(&drain_state), pre: drain.pre };
     let ended = Arc::clone(&drain_state);
     let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
@@ -154,6 +159,20 @@ impl BackgroundService for AdminService {
         if let Err(error) = serve.await {
             tracing::error!(%error, "the admin port broke");
         }
+    }
+}
+
+/// Opens connections ahead of need.
+struct Warm {
+    warmer: Arc<Warmer>,
+    pool: Arc<Pool>,
+    drain: Arc<Drain>,
+}
+
+#[async_trait]
+impl BackgroundService for Warm {
+    async fn start(&self, _shutdown: ShutdownWatch) {
+        Arc::clone(&self.warmer).run(Arc::clone(&self.pool), Arc::clone(&self.drain)).await;
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Routing {
     pub attempts_max: u32,
     pub stream_max: Duration,
     pub explore: bool,
+    /// Standbys keep a connection open.
+    pub warm: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -315,6 +317,7 @@ impl Check {
             attempts_max: raw.attempts_max.unwrap_or(5),
             stream_max: raw.stream_max.map_or(Duration::from_secs(3600), |s| s.0),
             explore: raw.explore.unwrap_or(true),
+            warm: raw.warm.unwrap_or(true),
         };
         if !(1..=5).contains(&routing.attempts_max) {
             self.fault("routing.attempts_max", "must be from 1 to 5");

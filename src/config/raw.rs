@@ -112,6 +112,10 @@ pub struct Routing {
     /// One call in a hundred begins with a standby, so that its speed is known when it is needed. Default true.
     #[deserr(default)]
     pub explore: Option<bool>,
+    /// The next two routes of a model with traffic keep a connection open (over HTTP/2, or over TLS with a `check`), so
+    /// that a failover need not wait for one. Default true.
+    #[deserr(default)]
+    pub warm: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserr)]

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use http::Method;
@@ -23,7 +23,8 @@ use pingora_load_balancing::discovery::ServiceDiscovery;
 use pingora_load_balancing::health_check::HttpHealthCheck;
 use pingora_load_balancing::{Backend, Backends};
 
-use super::peer::{Patience, Via, peer};
+use super::peer::{Patience, UPSTREAM_IDLE, Via, peer};
+use crate::clock;
 use crate::config::checked::{FreeCheck, Provider};
 use crate::config::reach::Http;
 
@@ -40,6 +41,8 @@ const CHECK_FAILURES: usize = 2;
 pub struct Addresses {
     backends: Backends,
     turn: AtomicUsize,
+    /// Where a connection is open already, and since when.
+    warm: Mutex<Option<(SocketAddr, Instant)>>,
     /// A check has passed since this was last reset.
     passed: Arc<AtomicBool>,
 }
@@ -63,7 +66,7 @@ impl Addresses {
         if let Some(check) = &provider.check {
             backends.set_health_check(Box::new(question(provider, check, Arc::clone(&passed))?));
         }
-        Ok(Self { backends, turn: AtomicUsize::new(0), passed })
+        Ok(Self { backends, turn: AtomicUsize::new(0), warm: Mutex::default(), passed })
     }
 
     /// Looks its addresses up. A look-up that fails keeps the old ones.
@@ -93,6 +96,15 @@ impl Addresses {
         self.known()
     }
 
+    /// A connection to this address is open and waits.
+    pub fn prefer(&self, address: SocketAddr, now: Instant) {
+        *self.warm() = Some((address, now));
+    }
+
+    fn warm(&self) -> MutexGuard<'_, Option<(SocketAddr, Instant)>> {
+        self.warm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn known(&self) -> Option<SocketAddr> {
         let all = self.backends.get_backend();
         let mut of: Vec<_> = all.iter().filter(|b| self.backends.ready(b)).collect();
@@ -100,6 +112,12 @@ impl Addresses {
             of = all.iter().collect();
         }
         let of: Vec<_> = of.into_iter().filter_map(|b| b.addr.as_inet().copied()).collect();
+        let still = |since: Instant| clock::now().saturating_duration_since(since) < UPSTREAM_IDLE;
+        if let Some((address, _)) =
+            self.warm().filter(|(address, since)| still(*since) && of.contains(address))
+        {
+            return Some(address);
+        }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(of.len())?;
         of.get(turn).copied()
     }
@@ -196,6 +214,20 @@ mod tests {
         let asked = &well.requests()[0];
         assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", "/v1/models"));
         assert_eq!(asked.header("authorization"), None, "the question is free");
+    }
+
+    #[tokio::test]
+    async fn the_address_with_a_warm_connection_is_used_until_that_has_idled_out() {
+        let (one, two) = (mock().await, mock().await);
+        let addresses = at([one.address(), two.address()], "/v1/models");
+        addresses.refresh().await.unwrap();
+        addresses.prefer(two.address(), clock::now());
+        for _ in 0..3 {
+            assert_eq!(addresses.next().await, Some(two.address()));
+        }
+        addresses.prefer(two.address(), clock::now().checked_sub(UPSTREAM_IDLE).unwrap());
+        let used: BTreeSet<_> = [addresses.next().await, addresses.next().await].into();
+        assert_eq!(used.len(), 2, "in turn again");
     }
 
     #[tokio::test]

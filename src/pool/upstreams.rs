@@ -127,6 +127,12 @@ impl Upstreams {
         explain(&mut self.lock(), clock::now(), &ask, hold)
     }
 
+    /// To whom connections are kept open.
+    #[must_use]
+    pub fn standbys(&self) -> Vec<EndpointId> {
+        self.lock().standbys(clock::now())
+    }
+
     /// A free check of this endpoint has passed.
     pub fn check_passed(&self, endpoint: EndpointId) {
         self.lock().check_passed(clock::now(), endpoint);

@@ -19,6 +19,7 @@ use pingora::{Error, ErrorType};
 
 use super::gate::Gate;
 use super::keyed::First;
+use super::warm::Target;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::pool::endpoint::Addresses;
@@ -50,6 +51,8 @@ pub(super) enum Stage {
     Arrived,
     /// It has its hold, and may be at an upstream.
     Admitted(Box<Call>),
+    /// No call: a connection is opened ahead of need.
+    WarmingUp(Target),
     /// It is settled and recorded.
     Finished,
 }
@@ -104,7 +107,7 @@ impl Ctx {
     pub(super) fn call(&mut self) -> pingora::Result<&mut Call> {
         match &mut self.stage {
             Stage::Admitted(call) => Ok(call),
-            Stage::Arrived | Stage::Finished => {
+            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => {
                 tracing::error!(request_id = self.request_id, "a phase came in the wrong order");
                 Error::e_explain(WRONG_STAGE, "no call is admitted")
             }
@@ -115,7 +118,7 @@ impl Ctx {
     pub(super) fn gate(&self) -> Option<Arc<Gate>> {
         match &self.stage {
             Stage::Admitted(call) => Some(Arc::clone(&call.gate)),
-            Stage::Arrived | Stage::Finished => None,
+            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => None,
         }
     }
 }

@@ -16,6 +16,7 @@ use super::bodies::Bodies;
 use super::ctx::{Ctx, Stage};
 use super::keyed::KeyedCalls;
 use super::request::Asked;
+use super::warm::{Target, Warmer};
 use super::{gate, headers, reply};
 use crate::books::Books;
 use crate::config::checked::Bounds;
@@ -36,6 +37,7 @@ pub struct Gateway {
     pub drain: Arc<Drain>,
     pub books: Arc<Books>,
     pub keyed: Arc<KeyedCalls>,
+    pub warmer: Arc<Warmer>,
 }
 
 #[async_trait]
@@ -47,6 +49,10 @@ impl ProxyHttp for Gateway {
     }
 
     async fn early_request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<()> {
+        if let Some(target) = Target::of(session) {
+            ctx.stage = Stage::WarmingUp(target);
+            return Ok(());
+        }
         let downstream = session.as_downstream_mut();
         // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
         let wanted = downstream.get_keepalive().is_some() && !self.drain.is_closing();
@@ -62,8 +68,16 @@ impl ProxyHttp for Gateway {
         Ok(())
     }
 
+    fn allow_spawning_subrequest(&self, _session: &Session, ctx: &Ctx) -> bool {
+        ctx.warming().is_none() && self.warmer.wants_way_in()
+    }
+
     /// Rooms 0 to 4. `true`: answered here.
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
+        if ctx.warming().is_some() {
+            return Ok(false);
+        }
+        self.warmer.learn(session);
         match self.receive(session, ctx).await {
             Ok(Asked::Call(call)) => {
                 gate::wrap(session, &call.gate, self.drain.cuts());
@@ -77,7 +91,10 @@ impl ProxyHttp for Gateway {
 
     /// Room 5: once per attempt.
     async fn upstream_peer(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
-        self.next_peer(session, ctx).await
+        match ctx.warming() {
+            Some(target) => target.peer().await,
+            None => self.next_peer(session, ctx).await,
+        }
     }
 
     async fn connected_to_upstream(
@@ -89,7 +106,9 @@ impl ProxyHttp for Gateway {
         _digest: Option<&Digest>,
         ctx: &mut Ctx,
     ) -> Result<()> {
-        ctx.call()?.gate.connected(socket, reused);
+        if ctx.warming().is_none() {
+            ctx.call()?.gate.connected(socket, reused);
+        }
         Ok(())
     }
 
@@ -99,6 +118,9 @@ impl ProxyHttp for Gateway {
         head: &mut RequestHeader,
         ctx: &mut Ctx,
     ) -> Result<()> {
+        if let Some(target) = ctx.warming() {
+            return target.head(head);
+        }
         let call = ctx.call()?;
         let Some(current) = &mut call.current else {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
@@ -142,12 +164,18 @@ impl ProxyHttp for Gateway {
 
     /// Nobody served, or a committed stream has to be ended.
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> FailToProxy {
-        let code = self.conclude(session, error, ctx).await;
+        let code = match ctx.warming() {
+            Some(_) => 0,
+            None => self.conclude(session, error, ctx).await,
+        };
         FailToProxy { error_code: code, can_reuse_downstream: false }
     }
 
     /// Rooms 8 and 9.
-    async fn logging(&self, session: &mut Session, _error: Option<&Error>, ctx: &mut Ctx) {
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {
+        if let Some(target) = ctx.warming() {
+            return target.end(error);
+        }
         if let Some(gate) = ctx.gate() {
             gate::unwrap(session, &gate);
         }

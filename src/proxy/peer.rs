@@ -100,7 +100,7 @@ impl Gateway {
         mut error: Box<Error>,
         unseen: Option<Unseen>,
     ) -> Box<Error> {
-        let again = self.goes_on(ctx, &error, unseen).unwrap_or(false);
+        let again = ctx.warming().is_none() && self.goes_on(ctx, &error, unseen).unwrap_or(false);
         error.set_retry(again);
         error
     }

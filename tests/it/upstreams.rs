@@ -1,7 +1,7 @@
 //! How upstreams are reached: versions of HTTP, whom to trust, what to show.
 
 use super::support::tls::{Authority, TlsUpstream, Wants, quoted};
-use super::support::{Call, Setup, script, stream_request, upstream, whole_request};
+use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
 use tollgate::mock::Script;
 
 /// Patience for a TLS handshake on a busy machine.
@@ -256,4 +256,63 @@ async fn a_free_check_is_asked_without_our_credential_and_lets_a_refused_endpoin
     let asked = only.requests();
     let asked = asked.iter().find(|seen| seen.method == "GET").unwrap();
     assert_eq!((asked.path.as_str(), asked.header("authorization")), ("/v1/models", None));
+}
+
+/// Waits until a connection is in the pool. The upstream runs on this thread, so it must not be blocked.
+async fn kept_warm(gateway: &Gateway) {
+    let began = std::time::Instant::now();
+    while !gateway.log().contains("a connection is kept warm") {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "none:\n{}", gateway.log());
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Says when a connection is in the pool.
+const WARMING: &str = "info,tollgate::proxy::warm=debug";
+
+#[tokio::test]
+async fn the_first_failover_finds_a_connection_that_is_open_already() {
+    let authority = Authority::new();
+    let first = upstream(Script::default()).await;
+    let standby = TlsUpstream::start(&authority, Wants::default(), first.address()).await;
+    let trust = format!("ca_file: {}", quoted(&authority.ca_file()));
+    let gateway = Setup::new(&[first.address(), standby.address])
+        .tls(1)
+        .providers(TIMERS)
+        .provider(1, &trust)
+        .log(WARMING)
+        .start();
+    assert_eq!(standby.accepted(), 0, "nobody has asked for the model yet");
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    kept_warm(&gateway).await;
+    assert_eq!((standby.accepted(), standby.served()), (1, (0, 0)), "nothing is sent to keep it warm");
+
+    first.set_script(script(r#"{"fault":{"kind":"status","code":503}}"#));
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
+    assert_eq!((standby.accepted(), standby.served()), (1, (0, 1)), "over the connection that was there");
+    gateway.wait_until_settled().await;
+    let lines = gateway.log().lines().filter(|line| line.contains(" access: ")).count();
+    assert_eq!(lines, 2, "warming up is no call:\n{}", gateway.log());
+}
+
+#[tokio::test]
+async fn over_http_1_1_a_standby_with_a_free_check_is_kept_warm_by_it() {
+    let authority = Authority::new();
+    let (first, behind) = (upstream(Script::default()).await, upstream(Script::default()).await);
+    let wants = Wants { alpn: &["http/1.1"], ..Wants::default() };
+    let standby = TlsUpstream::start(&authority, wants, behind.address()).await;
+    let own = format!("ca_file: {}, check: {{ path: /v1/models, every: 7d }}", quoted(&authority.ca_file()));
+    let setup = Setup::new(&[first.address(), standby.address]).tls(1).providers(TIMERS).provider(1, &own);
+    let gateway = setup.log(WARMING).start();
+    behind.wait_for_requests(1).await; // The check itself, on a connection of its own.
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    kept_warm(&gateway).await;
+    first.set_script(script(r#"{"fault":{"kind":"status","code":503}}"#));
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
+    let seen = behind.requests();
+    let warm = seen.iter().rev().find(|seen| seen.method == "GET").unwrap();
+    let call = seen.iter().find(|seen| seen.method == "POST").unwrap();
+    assert_eq!((warm.connection, warm.header("authorization")), (call.connection, None));
 }

@@ -49,6 +49,12 @@ const TAKE_BACK: Duration = Duration::from_secs(1);
 const PROBE_POLL: Duration = Duration::from_millis(250);
 /// A weight of a credential whose trial another call is.
 const ON_TRIAL: f64 = 0.001;
+/// A model that nobody has asked for so long needs no warm connections.
+const WARM_FOR: Duration = Duration::from_secs(300);
+/// So many places behind the first one of a model are kept warm.
+const WARM_PLACES: usize = 2;
+/// And so many endpoints of all models.
+const WARM_MAX: usize = 64;
 /// A place at the gate before its request has begun an attempt.
 const PLACE: Duration = Duration::from_secs(2);
 
@@ -327,6 +333,8 @@ struct EndpointState {
 
 #[derive(Clone, Debug, Default)]
 struct ModelState {
+    /// When somebody last wanted to know whom to ask.
+    asked: Option<Instant>,
     explorer: Explorer,
     gate: LastResort,
     wide: [Option<(Instant, Seen)>; 2],
@@ -397,6 +405,11 @@ impl Board {
 
     /// Whom to ask.
     pub fn candidates(&mut self, now: Instant, ask: &Ask<'_>, rng: &mut impl RngCore) -> Found {
+        for model in ask.models {
+            if let Some(state) = self.models.get_mut(model.0) {
+                state.asked = Some(now);
+            }
+        }
         let stands: Vec<Stand> = ask.models.iter().flat_map(|model| self.survey(now, *model, ask)).collect();
         let mut place = None;
         let mut order: Vec<Route> = vec![];
@@ -601,6 +614,39 @@ impl Board {
             })
         };
         routes.iter().filter_map(stand).collect()
+    }
+
+    /// To whom connections are kept open, off the path of requests: the next two places behind the first one of every
+    /// model that has traffic, one endpoint of each. The first is kept open by its calls.
+    #[must_use]
+    pub fn standbys(&self, now: Instant) -> Vec<EndpointId> {
+        let preferences = Preferences::default();
+        let mut standbys: Vec<EndpointId> = vec![];
+        for (at, state) in self.models.iter().enumerate() {
+            if state.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= WARM_FOR) {
+                continue;
+            }
+            let models = [ModelId(at)];
+            let ask =
+                Ask { models: &models, form: Form::Stream, prompt_tokens: 0, preferences: &preferences };
+            let mut stands = self.survey(now, ModelId(at), &ask);
+            stands.retain(Stand::admits);
+            let weight = |stand: &Stand| f64::from(stand.weight) * stand.factor;
+            stands.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+            let mut places: Vec<EndpointId> = vec![];
+            for place in stands.iter().map(|stand| self.place(stand.route.endpoint)) {
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            }
+            for place in places.into_iter().skip(1).take(WARM_PLACES) {
+                if !standbys.contains(&place) {
+                    standbys.push(place);
+                }
+            }
+        }
+        standbys.truncate(WARM_MAX);
+        standbys
     }
 
     /// The watchdogs that an attempt at this route would have.
@@ -1493,5 +1539,19 @@ mod tests {
         assert_eq!(ids(&played.plan()).len(), 2);
         played.board.renewed(CredentialId { provider: 0, index: 0 });
         assert_eq!((ids(&played.plan()).len(), played.board.alarms().count()), (3, 0));
+    }
+
+    #[test]
+    fn the_next_two_places_of_a_model_with_traffic_are_standbys() {
+        let mut played = Played::new(&[100, 90, 80, 70]);
+        assert_eq!(played.board.standbys(played.now), [], "nobody has asked for it");
+        played.order();
+        assert_eq!(played.board.standbys(played.now), [EndpointId(1), EndpointId(2)]);
+        played.attempt(0, failed(Failure::Status(429)));
+        assert_eq!(played.board.standbys(played.now), [EndpointId(2), EndpointId(3)], "the first rests");
+        assert_eq!(played.board.standbys(played.now + WARM_FOR), [], "nobody asks for it any more");
+        let mut played = two_credentials(99, Sort::Weight);
+        played.order();
+        assert_eq!(played.board.standbys(played.now), [EndpointId(2)], "one place has one connection");
     }
 }
