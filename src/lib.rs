@@ -9,6 +9,7 @@ pub mod boot;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod credential;
 pub mod drain;
 pub mod entropy;
 pub mod journal;

@@ -57,11 +57,22 @@ pub enum StopReason {
     Deadline,
 }
 
+/// Whether the attempt under way was sent before, unseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resend {
+    Unused,
+    /// The next try is it.
+    Due,
+    Used,
+}
+
 /// The plan of one request.
 #[derive(Debug)]
 pub struct Planner {
     order: Vec<EndpointId>,
     next: usize,
+    /// For endpoints that share a place with another: the first of it.
+    places: Vec<(EndpointId, EndpointId)>,
     /// Who may come again, and when. At most one entry per candidate.
     again: Vec<Again>,
     current: Option<Again>,
@@ -69,7 +80,7 @@ pub struct Planner {
     attempts_max: u32,
     deadline: Deadline,
     committed: bool,
-    resend_used: bool,
+    resend: Resend,
     waited: Duration,
 }
 
@@ -89,13 +100,14 @@ impl Planner {
         Self {
             order,
             next: 0,
+            places: vec![],
             again: vec![],
             current: None,
             made: 0,
             attempts_max,
             deadline,
             committed: false,
-            resend_used: false,
+            resend: Resend::Unused,
             waited: Duration::ZERO,
         }
     }
@@ -109,12 +121,24 @@ impl Planner {
         self
     }
 
+    /// Which endpoints are at one place, told apart by their credentials alone: `place` names the first of it. Together
+    /// they have one share of the time, and when the place fails for one, the others stand back behind everybody else.
+    #[must_use]
+    pub fn in_places(mut self, place: impl Fn(EndpointId) -> EndpointId) -> Self {
+        let known = self.order.iter().chain(self.again.iter().map(|again| &again.endpoint));
+        let shared =
+            known.map(|endpoint| (*endpoint, place(*endpoint))).filter(|(endpoint, place)| endpoint != place);
+        self.places = shared.collect();
+        self
+    }
+
     /// The next attempt. Counts it as made, or the wait as waited.
     pub fn next_attempt(&mut self, now: Instant) -> NextAttempt {
         let next = self.peek(now);
         match next {
             NextAttempt::Try { endpoint, .. } => {
                 self.made += 1;
+                self.resend = if self.resend == Resend::Due { Resend::Used } else { Resend::Unused };
                 self.current = Some(self.take(now, endpoint));
             }
             NextAttempt::WaitUntil(at) => {
@@ -155,6 +179,9 @@ impl Planner {
         rng: &mut impl RngCore,
     ) {
         let Some(tried) = self.current.take() else { return };
+        if failure.blames_endpoint() {
+            self.stand_back(tried.endpoint);
+        }
         if failure.is_transient() {
             let failures = tried.failures + 1;
             let at = backoff::again_at(now, failures, not_before, rng);
@@ -172,14 +199,15 @@ impl Planner {
         self.again.push(Again { at, waited_for: false, ..refused });
     }
 
-    /// A pooled connection turned out dead before any response byte: the request was not seen, so
-    /// the same candidate gets it again at once. It is no attempt, and it happens once per request.
-    /// Answers whether it may.
+    /// The upstream did not work on the request (a pooled connection turned out dead, a stream of HTTP/2 was
+    /// refused): the same candidate gets it again at once. It is no attempt, and it happens once in each: what
+    /// happens twice in a row, the second time over a new connection, is the candidate's own doing. Answers
+    /// whether it may.
     pub fn resend(&mut self) -> bool {
-        let may = !self.committed && !self.resend_used && self.made > 0;
+        let may = !self.committed && self.resend == Resend::Unused && self.made > 0;
         let Some(tried) = self.current.filter(|_| may) else { return false };
         self.current = None;
-        self.resend_used = true;
+        self.resend = Resend::Due;
         self.made -= 1;
         self.next = self.next.saturating_sub(1);
         // Its place in the order is where the next try comes from, whether it was there or in line again.
@@ -273,12 +301,36 @@ impl Planner {
         self.again.iter_mut().min_by_key(|again| again.at)
     }
 
-    /// How many may still be tried, those that come again included only when nobody else is left: an
+    fn place(&self, endpoint: EndpointId) -> EndpointId {
+        self.places.iter().find(|(known, _)| *known == endpoint).map_or(endpoint, |(_, place)| *place)
+    }
+
+    /// A server that failed will most likely fail with its other credentials too; but not surely, some errors of
+    /// the 5xx kind are about an account. So they come last and are not left out.
+    fn stand_back(&mut self, failed: EndpointId) {
+        let place = self.place(failed);
+        let fresh = self.order.split_off(self.next.min(self.order.len()));
+        let (neighbours, others): (Vec<_>, Vec<_>) =
+            fresh.into_iter().partition(|endpoint| self.place(*endpoint) == place);
+        self.order.extend(others);
+        self.order.extend(neighbours);
+    }
+
+    /// How many places may still be tried, those that come again included only when nobody else is left: an
     /// untried one must not lose its watchdog's absence, nor its share, to a second try of another.
     fn left(&self) -> u32 {
-        let fresh = self.order.len().saturating_sub(self.next);
-        let candidates = if fresh > 0 { fresh } else { self.again.len() };
-        u32::try_from(candidates).unwrap_or(u32::MAX).min(self.attempts_max.saturating_sub(self.made))
+        let fresh = self.order.get(self.next..).unwrap_or_default();
+        let again: Vec<EndpointId>;
+        let candidates = if fresh.is_empty() {
+            again = self.again.iter().map(|again| again.endpoint).collect();
+            &again
+        } else {
+            fresh
+        };
+        let mut places: Vec<EndpointId> = candidates.iter().map(|endpoint| self.place(*endpoint)).collect();
+        places.sort_unstable();
+        places.dedup();
+        u32::try_from(places.len()).unwrap_or(u32::MAX).min(self.attempts_max.saturating_sub(self.made))
     }
 }
 
@@ -335,6 +387,47 @@ mod tests {
         assert!(matches!(plan.next_attempt(now), NextAttempt::Try { endpoint: EndpointId(0), .. }));
         assert!(!plan.resend());
         assert_eq!(plan.made(), 1);
+    }
+
+    #[test]
+    fn every_candidate_may_have_a_dead_pooled_connection() {
+        let now = Instant::now();
+        let mut plan = planner(2, 5, now, Duration::from_secs(60));
+        for candidate in [EndpointId(0), EndpointId(1)] {
+            plan.next_attempt(now);
+            assert!(plan.resend());
+            assert!(
+                matches!(plan.next_attempt(now), NextAttempt::Try { endpoint, .. } if endpoint == candidate)
+            );
+            assert!(!plan.resend(), "once in an attempt");
+            plan.failed(now, &Failure::Broken, None, &mut rng());
+        }
+        assert_eq!(plan.made(), 2);
+    }
+
+    #[test]
+    fn credentials_of_one_place_share_its_time_and_stand_back_when_it_fails() {
+        let now = Instant::now();
+        let plan = || {
+            let same = |endpoint| if endpoint == EndpointId(1) { EndpointId(0) } else { endpoint };
+            planner(3, 5, now, Duration::from_secs(60)).in_places(same)
+        };
+        for (failure, then) in [
+            (Failure::Status(429), [1, 2]),
+            (Failure::Credential(401), [1, 2]),
+            (Failure::Status(500), [2, 1]),
+        ] {
+            let mut plan = plan();
+            let share = Duration::from_secs(25);
+            let first = NextAttempt::Try { endpoint: EndpointId(0), share, last: false };
+            assert_eq!(plan.next_attempt(now), first, "two places, not three");
+            plan.failed(now, &failure, None, &mut rng());
+            for expected in then {
+                let NextAttempt::Try { endpoint, .. } = plan.next_attempt(now) else { panic!("{failure:?}") };
+                assert_eq!(endpoint, EndpointId(expected), "{failure:?}");
+                plan.failed(now, &Failure::Status(429), None, &mut rng());
+            }
+        }
     }
 
     fn rng() -> Pcg64Mcg {

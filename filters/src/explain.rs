@@ -236,6 +236,7 @@ mod tests {
             name: format!("p{n}/native"),
             provider: format!("p{n}"),
             credential: CredentialId { provider: n, index: 0 },
+            place: EndpointId(n),
             weight,
             first_byte: Limit::Fixed(Duration::from_millis(50)),
             first_event: Limit::Auto,

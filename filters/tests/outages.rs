@@ -192,6 +192,7 @@ impl Sim {
             name: NAMES[n].into(),
             provider: NAMES[n].into(),
             credential: CredentialId { provider: n, index: 0 },
+            place: EndpointId(n),
             weight: WEIGHTS[n],
             first_byte: Limit::Auto,
             first_event: Limit::Auto,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,9 @@ use filters::route::Sort;
 use filters::upstream::classify::{Class, Rule};
 use filters::upstream::watchdog::Limit;
 
+use super::reach::{self, Reach};
 use super::{Faults, join, raw};
+use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
@@ -65,6 +67,8 @@ pub struct Routing {
     pub attempts_max: u32,
     pub stream_max: Duration,
     pub explore: bool,
+    /// Standbys keep a connection open.
+    pub warm: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,9 +144,13 @@ pub enum Tokenizer {
 /// One addressable deployment of a model: a route of the config.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// `provider/native-model`, for logs, metrics and headers.
+    /// `provider/native-model`, for logs, metrics and headers; with `#2` and so on for further credentials.
     pub name: String,
     pub provider: Arc<Provider>,
+    /// Which of the provider's credentials it uses.
+    pub credential: usize,
+    /// The first endpoint of its route: they differ in their credentials alone.
+    pub place: EndpointId,
     pub manners: Manners,
     pub weight: u32,
     /// What it costs us.
@@ -158,8 +166,12 @@ pub struct Provider {
     /// All of its dialect. Never empty.
     pub surfaces: Vec<Operation>,
     pub base: BaseUrl,
+    pub reach: Reach,
     pub region: String,
-    pub credential: Option<Secret>,
+    /// They take turns; none: it wants none.
+    pub credentials: Vec<Credential>,
+    /// A free question that tells whether it is well.
+    pub check: Option<FreeCheck>,
     pub classify: Arc<[Rule]>,
     pub timers: Timers,
 }
@@ -173,6 +185,14 @@ pub struct BaseUrl {
     pub path: String,
 }
 
+impl Endpoint {
+    /// What it sends to say who calls.
+    #[must_use]
+    pub fn credential(&self) -> Option<&Credential> {
+        self.provider.credentials.get(self.credential)
+    }
+}
+
 impl BaseUrl {
     /// `host`, with the port where it is not the scheme's own.
     #[must_use]
@@ -180,6 +200,14 @@ impl BaseUrl {
         let default = if self.tls { 443 } else { 80 };
         if self.port == default { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
     }
+}
+
+/// A question to a provider's addresses that costs nothing.
+#[derive(Clone, Debug)]
+pub struct FreeCheck {
+    /// Begins with `/`.
+    pub path: String,
+    pub every: Duration,
 }
 
 /// The limits on an attempt at one provider.
@@ -320,6 +348,7 @@ impl Check {
             attempts_max: raw.attempts_max.unwrap_or(5),
             stream_max: raw.stream_max.map_or(Duration::from_secs(3600), |s| s.0),
             explore: raw.explore.unwrap_or(true),
+            warm: raw.warm.unwrap_or(true),
         };
         if !(1..=5).contains(&routing.attempts_max) {
             self.fault("routing.attempts_max", "must be from 1 to 5");
@@ -377,15 +406,19 @@ impl Check {
                 raw::DialectName::Openai => Dialect::OpenAi,
                 raw::DialectName::Anthropic => Dialect::Anthropic,
             };
-            let surfaces = self.surfaces(&join(&path, "surfaces"), dialect, raw.surfaces);
+            let surfaces = self.surfaces(&join(&path, "surfaces"), dialect, raw.surfaces.as_deref());
             let Some(base) = self.base_url(&join(&path, "base_url"), &raw.base_url) else { continue };
+            let credentials = self.credentials(&path, &raw);
+            let reach = reach::check(&path, &base, &raw, &mut self.faults);
             let provider = Provider {
                 name: name.clone(),
                 dialect,
                 surfaces,
                 base,
+                reach,
                 region: raw.region.unwrap_or_default(),
-                credential: self.credential(&join(&path, "credential"), raw.credential),
+                credentials,
+                check: raw.check.and_then(|raw| self.free_check(&join(&path, "check"), raw)),
                 classify: self.classify(&path, raw.classify.unwrap_or_default()),
                 timers,
             };
@@ -402,12 +435,12 @@ impl Check {
         &mut self,
         path: &str,
         dialect: Dialect,
-        named: Option<Vec<raw::SurfaceName>>,
+        named: Option<&[raw::SurfaceName]>,
     ) -> Vec<Operation> {
         let of_dialect: Vec<Operation> =
             Operation::ALL.into_iter().filter(|operation| operation.dialect() == dialect).collect();
         let Some(named) = named else { return of_dialect };
-        let named: Vec<Operation> = named.into_iter().map(operation).collect();
+        let named: Vec<Operation> = named.iter().copied().map(operation).collect();
         let words = |operations: &[Operation]| {
             operations.iter().map(|operation| operation.word()).collect::<Vec<_>>().join(", ")
         };
@@ -445,12 +478,47 @@ impl Check {
         rules.into_iter().map(rule).collect()
     }
 
-    fn credential(&mut self, path: &str, text: Option<String>) -> Option<Secret> {
-        let text = text.filter(|t| !t.is_empty())?;
-        if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            self.fault(path, "must be visible ASCII without spaces, as it goes into a header");
+    fn free_check(&mut self, path: &str, raw: raw::Check) -> Option<FreeCheck> {
+        let every = raw.every.map_or(Duration::from_secs(10), |span| span.0);
+        if !(Duration::from_secs(1)..=SPAN_MAX).contains(&every) {
+            self.fault(join(path, "every"), "must be at least 1s and at most 7 days");
         }
-        Some(Secret::new(text))
+        let readable = raw.path.starts_with('/') && raw.path.parse::<http::uri::PathAndQuery>().is_ok();
+        if !readable {
+            self.fault(join(path, "path"), format!("`{}` is no path such as /health", raw.path));
+        }
+        readable.then_some(FreeCheck { path: raw.path, every })
+    }
+
+    fn credentials(&mut self, path: &str, raw: &raw::Provider) -> Vec<Credential> {
+        let raw::Provider { credential, credentials, credential_file, .. } = raw;
+        let said = [credential.is_some(), credentials.is_some(), credential_file.is_some()];
+        if said.into_iter().filter(|said| *said).count() > 1 {
+            let message = "name one of `credential`, `credentials` and `credential_file`";
+            self.fault(join(path, "credential"), message);
+            return vec![];
+        }
+        if let Some(file) = credential_file {
+            let found = Credential::in_file(Path::new(file));
+            let found = found.map_err(|message| self.fault(join(path, "credential_file"), message));
+            return found.into_iter().collect();
+        }
+        let at = join(path, if credential.is_some() { "credential" } else { "credentials" });
+        let written = credential.iter().chain(credentials.iter().flatten());
+        // An environment variable may be there and empty: that is none.
+        let texts: Vec<&String> = written.filter(|text| !text.is_empty()).collect();
+        if credentials.is_some() && texts.is_empty() {
+            self.fault(&at, "name at least one credential, or leave it out");
+        }
+        for (index, text) in texts.iter().enumerate() {
+            if let Err(message) = credential::sound(text) {
+                self.fault(&at, message);
+            }
+            if texts.iter().take(index).any(|other| other == text) {
+                self.fault(&at, format!("number {} is the same as one before it", index + 1));
+            }
+        }
+        texts.into_iter().map(|text| Credential::fixed(Secret::new(text.as_str()))).collect()
     }
 
     fn base_url(&mut self, path: &str, text: &str) -> Option<BaseUrl> {
@@ -508,30 +576,10 @@ impl Check {
             let mut routes = vec![];
             for (index, raw) in raw.routes.into_iter().enumerate() {
                 let path = format!("{path}.routes[{index}]");
-                let Some((provider, stream_usage, output_field)) = providers.get(&raw.provider) else {
-                    let known = providers.keys().cloned().collect::<Vec<_>>().join(", ");
-                    let message = format!("there is no provider `{}`; there are: {known}", raw.provider);
-                    self.fault(join(&path, "provider"), message);
-                    continue;
-                };
-                let native_model = raw.model.unwrap_or_else(|| name.clone());
-                self.name(&join(&path, "model"), &native_model);
-                let manners = Manners {
-                    native_model: native_model.clone(),
-                    stream_usage: *stream_usage,
-                    output_field: *output_field,
-                    fold: raw.fold.unwrap_or(false),
-                };
-                let cost = raw.cost.map(|cost| self.price(&join(&path, "cost"), &cost));
-                routes.push(EndpointId(catalogue.endpoints.len()));
-                catalogue.endpoints.push(Endpoint {
-                    name: format!("{}/{native_model}", provider.name),
-                    provider: Arc::clone(provider),
-                    manners,
-                    weight: raw.weight.unwrap_or(100),
-                    cost,
-                    parameters: raw.parameters,
-                });
+                for endpoint in self.route(&path, &name, raw, providers, catalogue.endpoints.len()) {
+                    routes.push(EndpointId(catalogue.endpoints.len()));
+                    catalogue.endpoints.push(endpoint);
+                }
             }
             let tokenizer = raw.tokenizer.map(|name| match name {
                 raw::TokenizerName::O200k => Tokenizer::O200k,
@@ -559,6 +607,45 @@ impl Check {
             catalogue.models.insert(name, Arc::new(model));
         }
         catalogue
+    }
+
+    /// A route: one endpoint for each credential of its provider, all of them at the same `place`.
+    fn route(
+        &mut self,
+        path: &str,
+        model: &str,
+        raw: raw::Route,
+        providers: &HashMap<String, (Arc<Provider>, bool, OutputField)>,
+        place: usize,
+    ) -> Vec<Endpoint> {
+        let Some((provider, stream_usage, output_field)) = providers.get(&raw.provider) else {
+            let known = providers.keys().cloned().collect::<Vec<_>>().join(", ");
+            let message = format!("there is no provider `{}`; there are: {known}", raw.provider);
+            self.fault(join(path, "provider"), message);
+            return vec![];
+        };
+        let native_model = raw.model.unwrap_or_else(|| model.to_owned());
+        self.name(&join(path, "model"), &native_model);
+        let cost = raw.cost.map(|cost| self.price(&join(path, "cost"), &cost));
+        let endpoint = |credential: usize| {
+            let suffix = if credential > 0 { format!("#{}", credential + 1) } else { String::new() };
+            Endpoint {
+                name: format!("{}/{native_model}{suffix}", provider.name),
+                provider: Arc::clone(provider),
+                credential,
+                place: EndpointId(place),
+                manners: Manners {
+                    native_model: native_model.clone(),
+                    stream_usage: *stream_usage,
+                    output_field: *output_field,
+                    fold: raw.fold.unwrap_or(false),
+                },
+                weight: raw.weight.unwrap_or(100),
+                cost,
+                parameters: raw.parameters.clone(),
+            }
+        };
+        (0..provider.credentials.len().max(1)).map(endpoint).collect()
     }
 
     /// Every alias with the model at the end of its chain.
@@ -875,7 +962,7 @@ bootstrap:
         assert_eq!(card.cache_read, card.input);
         let endpoint = &config.catalogue.endpoints[0];
         assert_eq!((endpoint.name.as_str(), endpoint.provider.base.path.as_str()), ("p/native", "/v1"));
-        assert_eq!(endpoint.provider.credential.as_ref().unwrap().expose(), "prov-key");
+        assert_eq!(endpoint.provider.credentials[0].held().secret.expose(), "prov-key");
         assert_eq!(config.accounts[0].balance.nano(), 1_500_000_000);
         assert!(!format!("{config:?}").contains("prov-key"), "secrets never print");
     }

@@ -8,6 +8,7 @@
 
 pub mod checked;
 pub mod raw;
+pub mod reach;
 mod yaml;
 
 use std::fmt;

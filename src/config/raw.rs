@@ -115,6 +115,10 @@ pub struct Routing {
     /// One call in a hundred begins with a standby, so that its speed is known when it is needed. Default true.
     #[deserr(default)]
     pub explore: Option<bool>,
+    /// The next two routes of a model with traffic keep a connection open (over HTTP/2, or over TLS with a `check`), so
+    /// that a failover need not wait for one. Default true.
+    #[deserr(default)]
+    pub warm: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserr)]
@@ -139,9 +143,31 @@ pub struct Provider {
     pub surfaces: Option<Vec<SurfaceName>>,
     /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
+    /// HTTP's version: `auto` (over TLS what both sides like best of 2 and 1.1, without TLS 1.1), `h1`, `h2` (2 over
+    /// TLS and nothing else) or `h2c` (2 without TLS, for servers of which that is known). Default auto.
+    #[deserr(default)]
+    pub http: Option<HttpName>,
+    /// The certificate authorities to trust there, instead of the system's: a PEM file. Over TLS only.
+    #[deserr(default)]
+    pub ca_file: Option<String>,
+    /// What to show where the provider asks who calls (mTLS). Over TLS only.
+    #[deserr(default)]
+    pub client_certificate: Option<ClientCertificate>,
+    /// The name to ask for and to find in its certificate, where that is not the host of `base_url`. Over TLS only.
+    #[deserr(default)]
+    pub server_name: Option<String>,
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
     pub credential: Option<String>,
+    /// Several of them instead: they take turns in their route's one place, and one over its limit rests alone.
+    #[deserr(default)]
+    pub credentials: Option<Vec<String>>,
+    /// A file with the secret alone instead: read again every second, and not taken while it cannot be used.
+    #[deserr(default)]
+    pub credential_file: Option<String>,
+    /// A free question that tells whether it is well, put to each of its addresses. Default: none.
+    #[deserr(default)]
+    pub check: Option<Check>,
     /// Where it is; shows in logs and metrics.
     #[deserr(default)]
     pub region: Option<String>,
@@ -166,6 +192,25 @@ pub struct Provider {
     /// As in `routing`, for this provider alone.
     #[deserr(default)]
     pub idle: Option<Span>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Check {
+    /// What to GET, from the host's root, without a credential; any 2xx passes.
+    pub path: String,
+    /// How often. Default 10s.
+    #[deserr(default)]
+    pub every: Option<Span>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct ClientCertificate {
+    /// A PEM file with the certificate first and those that lead to its authority behind it.
+    pub cert_file: String,
+    /// A PEM file with its private key.
+    pub key_file: String,
 }
 
 #[derive(Clone, Debug, Deserr)]
@@ -217,6 +262,21 @@ pub enum SurfaceName {
     Messages,
     #[deserr(rename = "count_tokens")]
     CountTokens,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults)]
+pub enum HttpName {
+    #[deserr(rename = "auto")]
+    Auto,
+    #[deserr(rename = "1.1")]
+    Http1,
+    #[deserr(rename = "h1")]
+    H1,
+    #[deserr(rename = "h2")]
+    H2,
+    #[deserr(rename = "h2c")]
+    H2c,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]

@@ -2,15 +2,20 @@
 
 pub mod endpoint;
 pub mod keys;
+pub mod peer;
 pub mod upstreams;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use filters::ids::EndpointId;
+use pingora::{Error, ErrorType};
 
-use crate::config::checked::{Catalogue, Endpoint, Routing};
+use crate::config::checked::{Catalogue, Endpoint, Provider, Routing};
+use crate::credential::{Credential, Reread};
 use endpoint::Addresses;
 use keys::KeyTable;
 use upstreams::Upstreams;
@@ -22,19 +27,90 @@ const REACH: Duration = Duration::from_secs(1);
 pub struct Snapshot {
     pub catalogue: Catalogue,
     pub routing: Routing,
-    /// By `EndpointId`, beside `catalogue.endpoints`.
+    /// By `EndpointId`, beside `catalogue.endpoints`; those of one provider are one.
     pub addresses: Vec<Arc<Addresses>>,
     pub upstreams: Arc<Upstreams>,
 }
 
 impl Snapshot {
     /// A first view of a catalogue.
-    #[must_use]
-    pub fn new(catalogue: Catalogue, routing: Routing) -> Self {
-        let of = |endpoint: &Endpoint| Arc::new(Addresses::new(&endpoint.provider.base));
-        let addresses = catalogue.endpoints.iter().map(of).collect();
+    ///
+    /// # Errors
+    /// When the check of a provider cannot be made.
+    pub fn new(catalogue: Catalogue, routing: Routing) -> pingora::Result<Self> {
+        let mut of_providers: HashMap<&str, Arc<Addresses>> = HashMap::new();
+        let mut addresses = vec![];
+        for endpoint in &catalogue.endpoints {
+            let provider = &endpoint.provider;
+            let known = match of_providers.entry(provider.name.as_str()) {
+                Entry::Occupied(known) => Arc::clone(known.get()),
+                Entry::Vacant(new) => Arc::clone(new.insert(Arc::new(Addresses::new(provider)?))),
+            };
+            addresses.push(known);
+        }
         let upstreams = Upstreams::new(&catalogue, &routing);
-        Self { catalogue, routing, addresses, upstreams }
+        Ok(Self { catalogue, routing, addresses, upstreams })
+    }
+
+    /// Every provider that has a route, each once.
+    pub fn providers(&self) -> impl Iterator<Item = (&Arc<Provider>, &Arc<Addresses>)> {
+        let all = self.catalogue.endpoints.iter().zip(&self.addresses).enumerate();
+        let first = all.filter(|(at, (_, addresses))| {
+            let before = self.addresses.iter().take(*at);
+            !before.into_iter().any(|known| Arc::ptr_eq(known, addresses))
+        });
+        first.map(|(_, (endpoint, addresses))| (&endpoint.provider, addresses))
+    }
+
+    /// A free check of a provider has passed.
+    pub fn check_passed(&self, provider: &str) {
+        for (at, endpoint) in self.catalogue.endpoints.iter().enumerate() {
+            if endpoint.provider.name == provider {
+                self.upstreams.check_passed(EndpointId(at));
+            }
+        }
+    }
+}
+
+impl Snapshot {
+    /// An endpoint of this snapshot.
+    ///
+    /// # Errors
+    /// When it is of another one.
+    pub fn endpoint(&self, id: EndpointId) -> pingora::Result<&Endpoint> {
+        let unknown = || Error::explain(ErrorType::InternalError, "an endpoint that is not in the snapshot");
+        self.catalogue.endpoints.get(id.0).ok_or_else(unknown)
+    }
+
+    /// Reads every credential that is in a file again, and forgets what was held against those that changed. It
+    /// waits for the disk.
+    pub fn reread_credentials(&self) {
+        let mut seen: Vec<*const Credential> = vec![];
+        for (at, endpoint) in self.catalogue.endpoints.iter().enumerate() {
+            let Some(credential) = endpoint.credential().filter(|credential| credential.may_change()) else {
+                continue;
+            };
+            // The endpoints of one provider share its credentials, and what is known of them.
+            if seen.contains(&std::ptr::from_ref(credential)) {
+                continue;
+            }
+            seen.push(std::ptr::from_ref(credential));
+            let provider = endpoint.provider.name.as_str();
+            match credential.reread() {
+                Reread::Same => {}
+                Reread::Replaced => {
+                    self.upstreams.renewed(EndpointId(at));
+                    tracing::info!(provider, "a credential was replaced");
+                }
+                Reread::Unusable(why) => {
+                    tracing::error!(
+                        provider,
+                        why,
+                        "a credential's file cannot be used: the last good one stays"
+                    );
+                }
+            }
+        }
     }
 
     /// Tries to reach somebody, for a node that reaches nobody: while it is not ready no call comes that could

@@ -63,7 +63,8 @@ impl Upstreams {
             endpoints.push(EndpointSpec {
                 name: endpoint.name.clone(),
                 provider: provider.to_owned(),
-                credential: CredentialId { provider: index, index: 0 },
+                credential: CredentialId { provider: index, index: endpoint.credential },
+                place: endpoint.place,
                 weight: endpoint.weight,
                 first_byte: endpoint.provider.timers.first_byte,
                 first_event: endpoint.provider.timers.first_event,
@@ -116,6 +117,26 @@ impl Upstreams {
     #[must_use]
     pub fn explain(&self, ask: &Ask<'_>, hold: Option<HoldLines>) -> Explanation {
         explain(&mut self.lock(), clock::now(), ask, hold)
+    }
+
+    /// To whom connections are kept open.
+    #[must_use]
+    pub fn standbys(&self) -> Vec<EndpointId> {
+        self.lock().standbys(clock::now())
+    }
+
+    /// A free check of this endpoint has passed.
+    pub fn check_passed(&self, endpoint: EndpointId) {
+        self.lock().check_passed(clock::now(), endpoint);
+    }
+
+    /// The credential of this endpoint has been replaced: whatever was said about it was about another.
+    pub fn renewed(&self, endpoint: EndpointId) {
+        let mut board = self.lock();
+        let credential = board.layout().endpoints.get(endpoint.0).map(|spec| spec.credential);
+        if let Some(credential) = credential {
+            board.renewed(credential);
+        }
     }
 
     /// A call is over, however it ended.

@@ -65,7 +65,8 @@ impl Gateway {
         let ids = |routes: &[Route]| routes.iter().map(|route| route.endpoint).collect();
         let deadline = Deadline::new(now, snapshot.routing.deadline);
         let planner = Planner::new(ids(&plan.order), snapshot.routing.attempts_max, deadline)
-            .falling_back_on(now, ids(&plan.fall_backs));
+            .falling_back_on(now, ids(&plan.fall_backs))
+            .in_places(|id| snapshot.catalogue.endpoints.get(id.0).map_or(id, |endpoint| endpoint.place));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
             operation,

@@ -13,14 +13,17 @@ use filters::facts::Facts;
 use filters::ids::EndpointId;
 use filters::money::Amount;
 use filters::upstream::board::Pass;
+use filters::upstream::failure::Failure;
 use pingora::{Error, ErrorType};
 
 use super::choices::{Choice, Choices};
 use super::gate::Gate;
 use super::keyed::First;
+use super::warm::Target;
 use crate::config::checked::Endpoint;
 use crate::drain::InFlight;
 use crate::pool::endpoint::Addresses;
+use crate::pool::peer::Via;
 use crate::pool::upstreams::Leg;
 use crate::pool::{Snapshot, keys::Principal};
 
@@ -48,6 +51,8 @@ pub(super) enum Stage {
     Arrived,
     /// It has its hold, and may be at an upstream.
     Admitted(Box<Call>),
+    /// No call: a connection is opened ahead of need.
+    WarmingUp(Target),
     /// It is settled and recorded.
     Finished,
 }
@@ -63,7 +68,7 @@ pub(super) struct Call {
     /// Given back when the call is over.
     pub(super) pass: Option<Pass>,
     /// The attempt that is sent again, since nobody saw it.
-    pub(super) unseen: Option<Leg>,
+    pub(super) unseen: Option<(Leg, Via)>,
     pub(super) tried: Vec<Tried>,
     pub(super) current: Option<Current>,
     pub(super) gate: Arc<Gate>,
@@ -77,6 +82,8 @@ pub(super) struct Call {
 pub(super) struct Current {
     pub(super) endpoint: EndpointId,
     pub(super) began: Instant,
+    /// The number of the credential that was sent, once one was.
+    pub(super) credential: Option<u64>,
 }
 
 impl Ctx {
@@ -98,7 +105,7 @@ impl Ctx {
     pub(super) fn call(&mut self) -> pingora::Result<&mut Call> {
         match &mut self.stage {
             Stage::Admitted(call) => Ok(call),
-            Stage::Arrived | Stage::Finished => {
+            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => {
                 tracing::error!(request_id = self.request_id, "a phase came in the wrong order");
                 Error::e_explain(WRONG_STAGE, "no call is admitted")
             }
@@ -109,7 +116,7 @@ impl Ctx {
     pub(super) fn gate(&self) -> Option<Arc<Gate>> {
         match &self.stage {
             Stage::Admitted(call) => Some(Arc::clone(&call.gate)),
-            Stage::Arrived | Stage::Finished => None,
+            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => None,
         }
     }
 }
@@ -133,7 +140,18 @@ impl Call {
     }
 
     pub(super) fn endpoint(&self, id: EndpointId) -> pingora::Result<&Endpoint> {
-        self.snapshot.catalogue.endpoints.get(id.0).ok_or_else(unknown)
+        self.snapshot.endpoint(id)
+    }
+
+    /// Whether a failure speaks of a credential that was replaced meanwhile.
+    pub(super) fn is_about_an_earlier_credential(
+        &self,
+        current: &Current,
+        failure: &Failure,
+    ) -> pingora::Result<bool> {
+        let about_it = matches!(failure, Failure::Credential(_) | Failure::Status(429));
+        let now = self.endpoint(current.endpoint)?.credential().map(|credential| credential.held().number);
+        Ok(about_it && current.credential.is_some() && current.credential != now)
     }
 
     pub(super) fn addresses(&self, id: EndpointId) -> pingora::Result<Arc<Addresses>> {

@@ -26,7 +26,7 @@ impl Gateway {
                 let receipt = call.gate.settle().await;
                 (Some(call), receipt)
             }
-            Stage::Arrived | Stage::Finished => (None, Receipt::default()),
+            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => (None, Receipt::default()),
         };
         let sent = session.response_written().map(|head| head.status.as_u16());
         let ended = call.as_ref().map_or(Ended::Not, |call| call.gate.ended());

@@ -278,6 +278,17 @@ impl Gate {
         self.lock().failed.take()
     }
 
+    /// Whether the attempt got no byte of a response and its upstream did not work on it.
+    fn may_be_unseen(&self, error: &Error) -> bool {
+        let state = self.lock();
+        !state.head_seen && unseen(error, state.reused).is_some()
+    }
+
+    /// Whether the attempt's response has begun.
+    pub(super) fn head_is_seen(&self) -> bool {
+        self.lock().head_seen
+    }
+
     /// Whether the answer is the caller's already.
     pub(super) fn is_committed(&self) -> bool {
         self.lock().is_committed()
@@ -638,10 +649,54 @@ impl State {
     }
 }
 
-/// "Closed before a response" on a pooled connection: Pingora marks it as worth a repeat there only. Where the
-/// request could not even be written whole, it tells that instead.
-pub(super) fn is_stale(error: &Error) -> bool {
-    error.retry == RetryType::ReusedOnly || *error.etype() == ErrorType::WriteError
+/// A request that its upstream did not work on, and what may carry it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unseen {
+    /// The connection was dead or is being closed: a new one.
+    Dead,
+    /// The connection lives, but did not want this stream, or no stream of HTTP/2 at all.
+    Refused,
+}
+
+impl Unseen {
+    /// Its word in the decision log.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Dead => "stale_connection",
+            Self::Refused => "stream_refused",
+        }
+    }
+}
+
+/// Whether a request that got no byte of a response can be sent again as if it never had been.
+///
+/// HTTP/1.1: "closed before a response" on a pooled connection, which Pingora marks as worth a repeat there
+/// only; where the request could not even be written whole, it tells that instead. HTTP/2: RFC 9113 section 8.7
+/// vouches for streams that were refused and for those above the last one that a GOAWAY names. Every other reset
+/// may have come in the middle of the work.
+pub(super) fn unseen(error: &Error, reused: bool) -> Option<Unseen> {
+    if *error.etype() == ErrorType::H2Downgrade {
+        // Pingora decides against it where the provider is to be spoken to in HTTP/2 alone.
+        return (error.retry == RetryType::Decided(true)).then_some(Unseen::Refused);
+    }
+    let closed = error.retry == RetryType::ReusedOnly;
+    let Some(cause) = error.root_cause().downcast_ref::<h2::Error>() else {
+        let unwritten = *error.etype() == ErrorType::WriteError;
+        return (reused && (closed || unwritten)).then_some(Unseen::Dead);
+    };
+    // The crate tells of a GOAWAY only to streams above its last one; others run on.
+    if cause.is_remote() && cause.is_go_away() {
+        return Some(Unseen::Dead);
+    }
+    if cause.is_remote() && cause.is_reset() && cause.reason() == Some(h2::Reason::REFUSED_STREAM) {
+        return Some(Unseen::Refused);
+    }
+    (reused && closed).then_some(Unseen::Dead)
+}
+
+/// The same, of an attempt that did not get as far as to send: a pooled connection gave no stream.
+pub(super) fn unsent(error: &Error) -> Option<Unseen> {
+    (*error.etype() == ErrorType::H2Error).then_some(Unseen::Dead)
 }
 
 /// What an error of Pingora's on the way to or from an upstream means.
@@ -845,9 +900,7 @@ impl CustomSession for Guard {
         for task in tasks {
             let task = match task {
                 // Before any byte of a response: the pooled connection was dead, and the request unseen.
-                HttpTask::Failed(error) if is_stale(&error) && !self.gate.lock().head_seen => {
-                    return Err(error);
-                }
+                HttpTask::Failed(error) if self.gate.may_be_unseen(&error) => return Err(error),
                 other => other,
             };
             let steps = {

@@ -16,9 +16,11 @@ use super::bodies::Bodies;
 use super::ctx::{Ctx, Stage};
 use super::keyed::KeyedCalls;
 use super::request::Asked;
+use super::warm::{Target, Warmer};
 use super::{gate, headers, reply};
 use crate::books::Books;
 use crate::config::checked::Bounds;
+use crate::credential::Credential;
 use crate::drain::Drain;
 use crate::ops::Metrics;
 use crate::pool::Pool;
@@ -35,6 +37,7 @@ pub struct Gateway {
     pub drain: Arc<Drain>,
     pub books: Arc<Books>,
     pub keyed: Arc<KeyedCalls>,
+    pub warmer: Arc<Warmer>,
 }
 
 #[async_trait]
@@ -46,6 +49,10 @@ impl ProxyHttp for Gateway {
     }
 
     async fn early_request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<()> {
+        if let Some(target) = Target::of(session) {
+            ctx.stage = Stage::WarmingUp(target);
+            return Ok(());
+        }
         let downstream = session.as_downstream_mut();
         // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
         let wanted = downstream.get_keepalive().is_some() && !self.drain.is_closing();
@@ -61,8 +68,16 @@ impl ProxyHttp for Gateway {
         Ok(())
     }
 
+    fn allow_spawning_subrequest(&self, _session: &Session, ctx: &Ctx) -> bool {
+        ctx.warming().is_none() && self.warmer.wants_way_in()
+    }
+
     /// Rooms 0 to 4. `true`: answered here.
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
+        if ctx.warming().is_some() {
+            return Ok(false);
+        }
+        self.warmer.learn(session);
         match self.receive(session, ctx).await {
             Ok(Asked::Call(call)) => {
                 gate::wrap(session, &call.gate, self.drain.cuts());
@@ -76,7 +91,10 @@ impl ProxyHttp for Gateway {
 
     /// Room 5: once per attempt.
     async fn upstream_peer(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
-        self.next_peer(session, ctx).await
+        match ctx.warming() {
+            Some(target) => target.peer().await,
+            None => self.next_peer(session, ctx).await,
+        }
     }
 
     async fn connected_to_upstream(
@@ -88,7 +106,9 @@ impl ProxyHttp for Gateway {
         _digest: Option<&Digest>,
         ctx: &mut Ctx,
     ) -> Result<()> {
-        ctx.call()?.gate.connected(socket, reused);
+        if ctx.warming().is_none() {
+            ctx.call()?.gate.connected(socket, reused);
+        }
         Ok(())
     }
 
@@ -98,14 +118,24 @@ impl ProxyHttp for Gateway {
         head: &mut RequestHeader,
         ctx: &mut Ctx,
     ) -> Result<()> {
+        if let Some(target) = ctx.warming() {
+            return target.head(head);
+        }
         let call = ctx.call()?;
-        let Some(current) = call.current else {
+        let stream = call.current.is_some_and(|current| call.asks_for_stream(current.endpoint));
+        let Some(current) = &mut call.current else {
             return Error::e_explain(super::ctx::WRONG_STAGE, "no attempt is under way");
         };
-        let provider = Arc::clone(&call.endpoint(current.endpoint)?.provider);
+        let endpoint = call.snapshot.endpoint(current.endpoint)?;
+        let held = endpoint.credential().map(Credential::held);
+        current.credential = held.as_ref().map(|held| held.number);
+        let secret = held.as_ref().map(|held| &held.secret);
         let asked = session.req_header();
-        let (stream, bytes) = (call.asks_for_stream(current.endpoint), call.gate.body_bytes());
-        *head = headers::upstream(&provider, call.operation, stream, bytes, asked)?;
+        // The connection has decided about HTTP's version already.
+        let version = head.version;
+        let bytes = call.gate.body_bytes();
+        *head = headers::upstream(&endpoint.provider, call.operation, secret, stream, bytes, asked)?;
+        head.set_version(version);
         call.gate.sending(clock::now());
         Ok(())
     }
@@ -117,7 +147,8 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         error: Box<Error>,
     ) -> Box<Error> {
-        self.after_error(ctx, error, false)
+        let unseen = gate::unsent(&error);
+        self.after_error(ctx, error, unseen)
     }
 
     fn error_while_proxy(
@@ -128,17 +159,24 @@ impl ProxyHttp for Gateway {
         ctx: &mut Ctx,
         client_reused: bool,
     ) -> Box<Error> {
-        self.after_error(ctx, error, client_reused)
+        let unseen = gate::unseen(&error, client_reused);
+        self.after_error(ctx, error, unseen)
     }
 
     /// Nobody served, or a committed stream has to be ended.
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, ctx: &mut Ctx) -> FailToProxy {
-        let code = self.conclude(session, error, ctx).await;
+        let code = match ctx.warming() {
+            Some(_) => 0,
+            None => self.conclude(session, error, ctx).await,
+        };
         FailToProxy { error_code: code, can_reuse_downstream: false }
     }
 
     /// Rooms 8 and 9.
-    async fn logging(&self, session: &mut Session, _error: Option<&Error>, ctx: &mut Ctx) {
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Ctx) {
+        if let Some(target) = ctx.warming() {
+            return target.end(error);
+        }
         if let Some(gate) = ctx.gate() {
             gate::unwrap(session, &gate);
         }

@@ -15,6 +15,7 @@ use http::{HeaderName, Method, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 
 use crate::config::checked::Provider;
+use crate::secret::Secret;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
@@ -32,6 +33,7 @@ const BETA_BYTES_MAX: usize = 1024;
 pub(super) fn upstream(
     provider: &Provider,
     operation: Operation,
+    credential: Option<&Secret>,
     stream: bool,
     body_bytes: usize,
     asked: &RequestHeader,
@@ -45,7 +47,7 @@ pub(super) fn upstream(
     // A coded body could not be read event by event.
     head.insert_header(ACCEPT_ENCODING, "identity")?;
     head.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
-    if let Some(credential) = &provider.credential {
+    if let Some(credential) = credential {
         let (name, value) = match provider.dialect {
             Dialect::OpenAi => (AUTHORIZATION, format!("Bearer {}", credential.expose())),
             Dialect::Anthropic => (X_API_KEY, credential.expose().to_owned()),

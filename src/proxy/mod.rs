@@ -21,8 +21,10 @@ mod peer;
 mod reply;
 mod request;
 mod surface;
+mod warm;
 
 pub use bodies::Bodies;
 pub use ctx::Ctx;
 pub use gateway::Gateway;
 pub use keyed::KeyedCalls;
+pub use warm::Warmer;

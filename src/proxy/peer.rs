@@ -14,26 +14,22 @@ use filters::upstream::board::{Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::watchdog::Form;
 use filters::verdict::{Rejection, UpstreamError};
-use pingora::upstreams::peer::{ALPN, HttpPeer};
+use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
 use pingora_proxy::Session;
+use rand_core::RngCore;
 
 use super::choices::Choice;
 use super::ctx::{Call, Ctx, Current};
 use super::decision::Decision;
-use super::gate::{Alone, Attempt, Bill, Limits, failure_of, is_stale};
+use super::gate::{Alone, Attempt, Bill, Limits, Unseen, failure_of};
 use super::gateway::Gateway;
+use crate::pool::peer::{Patience, Via, peer};
 use crate::pool::upstreams::{Asked, Leg};
 use crate::{clock, entropy};
 
 /// The plan is at its end.
 const EXHAUSTED: ErrorType = ErrorType::new("no further attempt");
-/// Streams on one HTTP/2 connection. Pingora's default is one.
-const H2_STREAMS_MAX: usize = 100;
-/// An idle upstream connection is dropped before the provider's edge does it (60 s and up).
-const UPSTREAM_IDLE: Duration = Duration::from_secs(55);
-/// A write that takes longer has lost its upstream.
-const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
 
 impl Gateway {
     /// The next candidate's connection. Everything of the attempt is set up here.
@@ -60,6 +56,7 @@ impl Gateway {
                     return Error::e_explain(EXHAUSTED, "every candidate had its try, or time is up");
                 }
             };
+            let via = call.unseen.as_ref().map_or(Via::Pool, |(_, via)| *via);
             let leg = match ask(call, id, last) {
                 Asked::Go(leg) => leg,
                 Asked::Refused(until) => {
@@ -80,14 +77,15 @@ impl Gateway {
                 call.first_attempt = Some(now);
                 self.metrics.before_attempt_seconds.observe((now - arrived).as_secs_f64());
             }
-            call.current = Some(Current { endpoint: id, began: now });
+            call.current = Some(Current { endpoint: id, began: now, credential: None });
             let addresses = call.addresses(id)?;
             let connect = call.endpoint(id)?.provider.timers.connect.min(share);
             let address = tokio::time::timeout(connect, addresses.next()).await;
             let attempt = attempt(call, id, share, leg, &request_id)?;
             call.gate.begin(attempt);
             if let Ok(Some(address)) = address {
-                return Ok(Box::new(peer(call, id, address, connect)?));
+                let patience = Patience { connect, read: call.snapshot.routing.stream_max };
+                return Ok(Box::new(peer(&call.endpoint(id)?.provider, address, via, patience)));
             }
             let failure = if address.is_err() { Failure::Timeout(Timer::Connect) } else { Failure::Connect };
             let tried = Tried { failure, error: UpstreamError::default(), retry_after: None };
@@ -98,31 +96,39 @@ impl Gateway {
     }
 
     /// An attempt failed at its connection or on its way. Answers, in the error, whether to go on.
-    pub(super) fn after_error(&self, ctx: &mut Ctx, mut error: Box<Error>, reused: bool) -> Box<Error> {
-        if *error.etype() == ErrorType::H2Downgrade {
-            return error; // Pingora repeats it over HTTP/1.1 by itself.
-        }
-        let again = self.goes_on(ctx, &error, reused).unwrap_or(false);
+    pub(super) fn after_error(
+        &self,
+        ctx: &mut Ctx,
+        mut error: Box<Error>,
+        unseen: Option<Unseen>,
+    ) -> Box<Error> {
+        let again = ctx.warming().is_none() && self.goes_on(ctx, &error, unseen).unwrap_or(false);
         error.set_retry(again);
         error
     }
 
-    fn goes_on(&self, ctx: &mut Ctx, error: &Error, reused: bool) -> pingora::Result<bool> {
+    fn goes_on(&self, ctx: &mut Ctx, error: &Error, unseen: Option<Unseen>) -> pingora::Result<bool> {
         let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
         if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
             return Ok(false);
         }
         let known = call.gate.take_failure();
-        // Closed before any byte of a response, on a pooled connection: the request was not seen.
-        if known.is_none() && reused && is_stale(error) && call.planner.resend() {
-            call.unseen = call.gate.take_leg().map(|(leg, ..)| leg);
-            if let Some(Current { endpoint, began }) = call.current {
+        let unseen = unseen.filter(|_| known.is_none() && !call.gate.head_is_seen());
+        if let Some(unseen) = unseen
+            && call.planner.resend()
+        {
+            let via = match unseen {
+                Unseen::Dead => Via::New(entropy::with_rng(RngCore::next_u64)),
+                Unseen::Refused => Via::Pool,
+            };
+            call.unseen = call.gate.take_leg().map(|(leg, ..)| (leg, via));
+            if let Some(Current { endpoint, began, .. }) = call.current {
                 let now = clock::now();
                 let decision = Decision {
                     candidate: endpoint,
                     outcome: "resent",
-                    reason: "stale_connection",
+                    reason: unseen.word(),
                     elapsed: now - began,
                     goes_on: true,
                 };
@@ -144,15 +150,23 @@ impl Gateway {
         let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
         let Some(current) = call.current.take() else { return Ok(false) };
+        let is_outdated = call.is_about_an_earlier_credential(&current, &tried.failure)?;
         let not_before = call.gate.take_leg().and_then(|(leg, timing, reused)| {
             let (failure, wait) = (tried.failure.clone(), tried.retry_after);
-            leg.ended(Outcome::Failed { failure, wait, timing, reused })
+            // The caller did not leave, but as little was learnt about what would be used now.
+            let outcome = if is_outdated {
+                Outcome::CallerLeft
+            } else {
+                Outcome::Failed { failure, wait, timing, reused }
+            };
+            leg.ended(outcome)
         });
         entropy::with_rng(|rng| call.planner.failed(now, &tried.failure, not_before, rng));
         let endpoint = call.endpoint(current.endpoint)?;
         let mut tried = tried;
-        if let Some(credential) = &endpoint.provider.credential {
-            tried.error.mask(credential.expose());
+        // Some providers name another key of the account than the one that was sent.
+        for credential in &endpoint.provider.credentials {
+            credential.mask(&mut tried.error);
         }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
@@ -202,7 +216,7 @@ async fn wait(session: &mut Session, until: Instant) -> pingora::Result<()> {
 
 /// May this one be asked now? One that is sent again, since nobody saw it, was asked already.
 fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
-    if let Some(leg) = call.unseen.take() {
+    if let Some((leg, _)) = call.unseen.take() {
         return Asked::Go(leg);
     }
     let Some(model) = call.choices.of(endpoint).map(|choice| choice.id) else { return Asked::Refused(None) };
@@ -265,25 +279,4 @@ fn alone(call: &Call, leg: &Leg) -> Option<Alone> {
     let has_watchdog = leg.first_byte.is_some() || leg.first_event.is_some();
     let refused = call.planner.untried_fall_backs();
     (!has_watchdog && !refused.is_empty()).then(|| Alone { limits: leg.limits(), refused, look: None })
-}
-
-fn peer(
-    call: &Call,
-    id: EndpointId,
-    address: std::net::SocketAddr,
-    connect: Duration,
-) -> pingora::Result<HttpPeer> {
-    let provider = &call.endpoint(id)?.provider;
-    // With an empty name nothing would be verified.
-    let mut peer = HttpPeer::new(address, provider.base.tls, provider.base.host.clone());
-    let options = &mut peer.options;
-    options.alpn = if provider.base.tls { ALPN::H2H1 } else { ALPN::H1 };
-    options.connection_timeout = Some(connect);
-    options.total_connection_timeout = Some(connect);
-    options.idle_timeout = Some(UPSTREAM_IDLE);
-    options.write_timeout = Some(UPSTREAM_WRITE);
-    // The gate owns the timers of an answer; this one only ends what nobody polls any more.
-    options.read_timeout = Some(call.snapshot.routing.stream_max);
-    options.max_h2_streams = H2_STREAMS_MAX;
-    Ok(peer)
 }

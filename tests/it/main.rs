@@ -34,4 +34,5 @@ mod simulation;
 mod streams;
 mod support;
 mod surfaces;
+mod upstreams;
 mod wall;

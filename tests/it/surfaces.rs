@@ -407,13 +407,13 @@ async fn counting_tokens_is_free_and_needs_no_balance() {
 #[tokio::test]
 async fn a_provider_is_asked_only_for_what_it_serves() {
     let (first, second) = (upstream(Script::default()).await, upstream(Script::default()).await);
-    let gateway = Setup::new(&[first.address(), second.address()]).first("surfaces: [chat]").start();
+    let gateway = Setup::new(&[first.address(), second.address()]).provider(0, "surfaces: [chat]").start();
     for (path, body) in SURFACES {
         let answer = ask(path, body).send(gateway.http).await;
         assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("1")), "{path}");
     }
     assert_eq!((first.requests().len(), second.requests().len()), (1, 3));
-    let alone = Setup::new(&[first.address()]).first("surfaces: [chat, embeddings]").start();
+    let alone = Setup::new(&[first.address()]).provider(0, "surfaces: [chat, embeddings]").start();
     let answer = respond("").send(alone.http).await;
     assert_eq!((answer.status, answer.code().as_str()), (404, "model_not_found"));
     let served = "It is served at `POST /v1/chat/completions`, `POST /v1/embeddings`.";
@@ -442,7 +442,7 @@ async fn a_server_that_lacks_a_path_is_passed_over_and_not_blamed() {
 #[tokio::test]
 async fn explain_tells_of_the_surface_that_was_asked() {
     let (first, second) = (upstream(Script::default()).await, upstream(Script::default()).await);
-    let gateway = Setup::new(&[first.address(), second.address()]).first("surfaces: [chat]").start();
+    let gateway = Setup::new(&[first.address(), second.address()]).provider(0, "surfaces: [chat]").start();
     std::fs::write(gateway.folder().join("request.json"), SURFACES[3].1).unwrap();
     let told = gateway.command(&["explain", "request.json", "--surface", "embeddings"]);
     assert!(told.contains("u1/up-a") && !told.contains("u0/up-a"), "{told}");
@@ -450,4 +450,15 @@ async fn explain_tells_of_the_surface_that_was_asked() {
     let told = gateway.command(&["explain", "request.json"]);
     assert!(told.contains("u1/up-a") && told.contains("u0/up-a"), "{told}");
     assert!(gateway.try_command(&["explain", "request.json", "--surface", "nothing"]).is_err());
+}
+
+#[tokio::test]
+async fn what_the_caller_wants_of_the_routing_never_goes_upstream_on_any_surface() {
+    for (path, body) in SURFACES {
+        let (_first, second, gateway) = two("{}").await;
+        let asked = body.replacen('{', r#"{"provider":{"order":["u1"]},"#, 1);
+        let answer = ask(path, asked).send(gateway.http).await;
+        assert_eq!(answer.status, 200, "{path} {}", answer.text());
+        assert!(!body_of(&second, 0).contains("provider"), "{path}");
+    }
 }

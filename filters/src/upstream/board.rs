@@ -50,6 +50,12 @@ const TAKE_BACK: Duration = Duration::from_secs(1);
 const PROBE_POLL: Duration = Duration::from_millis(250);
 /// A weight of a credential whose trial another call is.
 const ON_TRIAL: f64 = 0.001;
+/// A model that nobody has asked for so long needs no warm connections.
+const WARM_FOR: Duration = Duration::from_secs(300);
+/// So many places behind the first one of a model are kept warm.
+const WARM_PLACES: usize = 2;
+/// And so many endpoints of all models.
+const WARM_MAX: usize = 64;
 /// A place at the gate before its request has begun an attempt.
 const PLACE: Duration = Duration::from_secs(2);
 
@@ -62,6 +68,10 @@ pub struct EndpointSpec {
     pub provider: String,
     /// Whose quota it uses.
     pub credential: CredentialId,
+    /// The first endpoint of its place: the same server, the same native model, another credential. What a server does
+    /// wrong it does for every credential, so health, breaker, timings and a Retry-After of its own are the place's;
+    /// only rests for 429 and for trouble with a credential are the credential's.
+    pub place: EndpointId,
     /// The configured weight.
     pub weight: u32,
     /// To the response head.
@@ -332,12 +342,16 @@ struct EndpointState {
     health: Health,
     breaker: Breaker,
     called: Option<Instant>,
+    /// Which of its credentials was used last.
+    last: Option<EndpointId>,
     /// As it was before the connect failures of the last second.
     before: Option<(Instant, Health, Breaker)>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct ModelState {
+    /// When somebody last wanted to know whom to ask.
+    asked: Option<Instant>,
     explorer: Explorer,
     gate: LastResort,
     wide: [Option<(Instant, Seen)>; 2],
@@ -411,6 +425,11 @@ impl Board {
 
     /// Whom to ask.
     pub fn candidates(&mut self, now: Instant, ask: &Ask<'_>, rng: &mut impl RngCore) -> Found {
+        for model in ask.models {
+            if let Some(state) = self.models.get_mut(model.0) {
+                state.asked = Some(now);
+            }
+        }
         let stands: Vec<Stand> = ask.models.iter().flat_map(|model| self.survey(now, *model, ask)).collect();
         let mut place = None;
         let mut order: Vec<Route> = vec![];
@@ -424,7 +443,13 @@ impl Board {
         }
         let mut refused: Vec<&Stand> = stands.iter().filter(|stand| stand.is_fall_back()).collect();
         refused.sort_by_key(|stand| stand.refused_until());
-        let mut fall_backs: Vec<Route> = refused.iter().map(|stand| stand.route).collect();
+        let mut fall_backs: Vec<Route> = vec![];
+        for route in refused.iter().map(|stand| stand.route) {
+            // A place that is refused is refused with every credential: one of them is enough to find out.
+            if !fall_backs.iter().any(|known| self.paced(*known) == self.paced(route)) {
+                fall_backs.push(route);
+            }
+        }
         if order.is_empty() {
             if place.is_none() || fall_backs.is_empty() {
                 self.leave(place);
@@ -455,7 +480,7 @@ impl Board {
     ) -> Begun {
         let Some(spec) = self.layout.endpoints.get(route.endpoint.0) else { return Begun::Refused(None) };
         let (credential, head, event) = (spec.credential, spec.first_byte, spec.first_event);
-        let rest = self.rests.standing(now, route.endpoint, credential);
+        let rest = self.rests.standing(now, self.place(route.endpoint), credential);
         if matches!(rest, Standing::Resting { .. }) {
             return Begun::Refused(None);
         }
@@ -493,8 +518,9 @@ impl Board {
         {
             model.gate.hold(place, lease_end);
         }
-        if let Some(state) = self.endpoints.get_mut(route.endpoint.0) {
+        if let Some(state) = self.state_mut(route.endpoint) {
             state.called = Some(now);
+            state.last = Some(route.endpoint);
         }
         let watchdog = |limit: Duration| (!last).then_some(limit);
         Begun::Go {
@@ -527,14 +553,14 @@ impl Board {
         self.learn(now, ticket, timing);
         self.sign(now, ticket.route.endpoint, Sign::Life);
         if let Some(credential) = self.credential(ticket.route.endpoint) {
-            self.rests.served(now, ticket.route.endpoint, credential);
+            self.rests.served(now, self.place(ticket.route.endpoint), credential);
         }
         if let Some((model, place)) = ticket.place
             && let Some(model) = self.models.get_mut(model.0)
         {
             model.gate.succeeded(place);
         }
-        let state = self.endpoints.get_mut(ticket.route.endpoint.0)?;
+        let state = self.state_mut(ticket.route.endpoint)?;
         let change = state.breaker.probe_answered(now, ticket.permit, rng);
         self.changed(now, ticket.route.endpoint, change)
     }
@@ -576,7 +602,7 @@ impl Board {
 
     /// A free active check of an endpoint has passed: an open breaker lets a probe through at once.
     pub fn check_passed(&mut self, now: Instant, endpoint: EndpointId) {
-        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+        if let Some(state) = self.state_mut(endpoint) {
             state.breaker.check_passed(now);
         }
     }
@@ -613,7 +639,7 @@ impl Board {
     pub fn survey(&self, now: Instant, model: ModelId, ask: &Ask<'_>) -> Vec<Stand> {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
         let stand = |endpoint: &EndpointId| {
-            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.endpoints.get(endpoint.0)?);
+            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.state(*endpoint)?);
             let route = Route { model, endpoint: *endpoint };
             Some(Stand {
                 route,
@@ -622,11 +648,44 @@ impl Board {
                 has_lost_weight: state.health.has_lost_weight(now),
                 share: state.health.share(now),
                 breaker: state.breaker.admission(now),
-                rest: self.rests.standing(now, *endpoint, spec.credential),
+                rest: self.rests.standing(now, spec.place, spec.credential),
                 dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
             })
         };
         routes.iter().filter_map(stand).collect()
+    }
+
+    /// To whom connections are kept open, off the path of requests: the next two places behind the first one of every
+    /// model that has traffic, one endpoint of each. The first is kept open by its calls.
+    #[must_use]
+    pub fn standbys(&self, now: Instant) -> Vec<EndpointId> {
+        let preferences = Preferences::default();
+        let mut standbys: Vec<EndpointId> = vec![];
+        for (at, state) in self.models.iter().enumerate() {
+            if state.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= WARM_FOR) {
+                continue;
+            }
+            let models = [ModelId(at)];
+            let ask =
+                Ask { models: &models, form: Form::Stream, prompt_tokens: 0, preferences: &preferences };
+            let mut stands = self.survey(now, ModelId(at), &ask);
+            stands.retain(Stand::admits);
+            let weight = |stand: &Stand| f64::from(stand.weight) * stand.factor;
+            stands.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+            let mut places: Vec<EndpointId> = vec![];
+            for place in stands.iter().map(|stand| self.place(stand.route.endpoint)) {
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            }
+            for place in places.into_iter().skip(1).take(WARM_PLACES) {
+                if !standbys.contains(&place) {
+                    standbys.push(place);
+                }
+            }
+        }
+        standbys.truncate(WARM_MAX);
+        standbys
     }
 
     /// The watchdogs that an attempt at this route would have.
@@ -639,8 +698,8 @@ impl Board {
     /// What health makes of an endpoint's weight, and whether it may be asked.
     #[must_use]
     pub fn endpoint(&self, now: Instant, id: EndpointId) -> Option<(f64, bool)> {
-        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.endpoints.get(id.0)?);
-        let rests = matches!(self.rests.standing(now, id, spec.credential), Standing::Resting { .. });
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
+        let rests = matches!(self.rests.standing(now, spec.place, spec.credential), Standing::Resting { .. });
         let refused = matches!(state.breaker.admission(now), Admission::Refused(_));
         Some((state.health.factor(now), !rests && !refused))
     }
@@ -648,7 +707,7 @@ impl Board {
     /// How many openings of an endpoint's breaker are not forgiven.
     #[must_use]
     pub fn openings(&self, endpoint: EndpointId) -> u32 {
-        self.endpoints.get(endpoint.0).map_or(0, |state| state.breaker.openings())
+        self.state(endpoint).map_or(0, |state| state.breaker.openings())
     }
 
     /// The order of one model, and the place at its gate if it has one.
@@ -660,19 +719,22 @@ impl Board {
         stands: &[Stand],
         rng: &mut impl RngCore,
     ) -> (Vec<Route>, Option<(ModelId, PlaceId)>) {
+        let own = || stands.iter().filter(|stand| stand.route.model == id);
+        let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
+        let lanes = self.lanes(&admitted);
         let Some((spec, model)) = self.layout.models.get(id.0).zip(self.models.get_mut(id.0)) else {
             return (vec![], None);
         };
-        let own = || stands.iter().filter(|stand| stand.route.model == id);
-        let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
         let refused_by_breaker = admitted.is_empty() && own().any(Stand::is_fall_back);
         let place = match model.gate.ask(now, refused_by_breaker, now + PLACE) {
             Gate::Away => None,
             Gate::Try(place) => Some((id, place)),
             Gate::Full => return (vec![], None),
         };
-        let mut candidates: Vec<Candidate> = admitted
+        // One for each place: its weight counts once, however many credentials there are.
+        let mut candidates: Vec<Candidate> = lanes
             .iter()
+            .filter_map(|lane| lane.first())
             .map(|stand| {
                 let trial = if stand.rest == Standing::OnTrial { ON_TRIAL } else { 1.0 };
                 let weight = f64::from(stand.weight) * stand.factor * trial;
@@ -687,9 +749,15 @@ impl Board {
         let is_probe = |candidate: &Candidate| {
             admitted.iter().any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
         };
+        let whole = |candidate: &Candidate| {
+            let lane = lanes
+                .iter()
+                .find(|lane| lane.first().is_some_and(|s| s.route.endpoint == candidate.endpoint));
+            lane.into_iter().flatten().map(|stand| stand.route).collect::<Vec<_>>()
+        };
         let mut routes: Vec<Route> = vec![];
         if ask.preferences.fix_order() {
-            routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+            routes.extend(candidates.iter().flat_map(whole));
             ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
             return (routes, place);
         }
@@ -707,14 +775,14 @@ impl Board {
         {
             route::begin_with(&mut candidates, standby);
         }
-        routes.extend(candidates.iter().map(|c| Route { model: id, endpoint: c.endpoint }));
+        routes.extend(candidates.iter().flat_map(whole));
         ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
         (routes, place)
     }
 
     /// The place of the standby that was called longest ago.
     fn least_called(&self, candidates: &[Candidate]) -> Option<usize> {
-        let called = |c: &Candidate| self.endpoints.get(c.endpoint.0).and_then(|state| state.called);
+        let called = |c: &Candidate| self.state(c.endpoint).and_then(|state| state.called);
         candidates.iter().enumerate().skip(1).min_by_key(|(_, c)| called(c)).map(|(place, _)| place)
     }
 
@@ -722,7 +790,7 @@ impl Board {
     #[must_use]
     pub fn route_facts(&self, route: Route, form: Form) -> RouteFacts<'_> {
         let spec = self.layout.endpoints.get(route.endpoint.0);
-        let state = self.routes.get(&route);
+        let state = self.routes.get(&self.paced(route));
         RouteFacts {
             provider: spec.map_or("", |spec| spec.provider.as_str()),
             price: spec.and_then(|spec| spec.price),
@@ -734,7 +802,7 @@ impl Board {
 
     /// Its breaker is closed and nothing weighs on it.
     fn is_healthy(&self, now: Instant, endpoint: EndpointId) -> bool {
-        self.endpoints.get(endpoint.0).is_some_and(|state| {
+        self.state(endpoint).is_some_and(|state| {
             state.breaker.admission(now) == Admission::Closed && !state.health.has_lost_weight(now)
         })
     }
@@ -747,7 +815,7 @@ impl Board {
         nobody_else: bool,
         at_the_gate: bool,
     ) -> Result<Permit, Instant> {
-        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return Err(now) };
+        let Some(state) = self.state_mut(endpoint) else { return Err(now) };
         if nobody_else {
             let crowd = if at_the_gate { Crowd::AsTheGateSays } else { Crowd::One };
             state.breaker.begin_anyway(now, lease_end, crowd)
@@ -765,10 +833,10 @@ impl Board {
     ) -> Ended {
         let endpoint = ticket.route.endpoint;
         if let Some(speed) = tokens_per_second {
-            let state = self.routes.entry(ticket.route).or_default();
+            let state = self.routes.entry(self.paced(ticket.route)).or_default();
             state.speed.get_or_insert_with(|| Window::new(now)).record(now, speed);
         }
-        if let Some(state) = self.endpoints.get_mut(endpoint.0) {
+        if let Some(state) = self.state_mut(endpoint) {
             state.health.record(now, true);
         }
         let notice = self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
@@ -841,7 +909,7 @@ impl Board {
                 (Some(until), Some(Notice::CredentialAlarm(credential)))
             }
             Failure::Status(408 | 500..) => match wait.filter(|wait| !wait.is_zero()) {
-                Some(wait) => (Some(self.rests.endpoint_asked(now, endpoint, wait)), None),
+                Some(wait) => (Some(self.rests.endpoint_asked(now, self.place(endpoint), wait)), None),
                 None => (None, None),
             },
             Failure::Status(_)
@@ -856,7 +924,7 @@ impl Board {
     }
 
     fn blame(&mut self, now: Instant, endpoint: EndpointId, verdict: Verdict, connect: bool) {
-        let Some(state) = self.endpoints.get_mut(endpoint.0) else { return };
+        let Some(state) = self.state_mut(endpoint) else { return };
         let recent = |at: Instant| now.saturating_duration_since(at) <= TAKE_BACK;
         if connect && state.before.as_ref().is_none_or(|(at, ..)| !recent(*at)) {
             state.before = Some((now, state.health, state.breaker.clone()));
@@ -890,7 +958,7 @@ impl Board {
     ) -> Option<Notice> {
         let failed = matches!(verdict, Verdict::Failure | Verdict::SoftFailure);
         let others = if failed && self.is_needed(now, endpoint) { Others::None } else { Others::Admit };
-        let state = self.endpoints.get_mut(endpoint.0)?;
+        let state = self.state_mut(endpoint)?;
         let change = state.breaker.end(now, permit, verdict, others, rng);
         self.changed(now, endpoint, change)
     }
@@ -900,7 +968,7 @@ impl Board {
             Change::None => None,
             Change::Opened(until) => Some(Notice::Opened(until)),
             Change::Closed => {
-                let state = self.endpoints.get_mut(endpoint.0)?;
+                let state = self.state_mut(endpoint)?;
                 state.health = Health::reopened(now);
                 Some(Notice::Closed)
             }
@@ -916,22 +984,25 @@ impl Board {
 
     fn another_admits(&self, now: Instant, model: ModelId, but: Option<EndpointId>) -> bool {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
-        routes.iter().filter(|endpoint| Some(**endpoint) != but).any(|endpoint| {
+        let but = but.map(|endpoint| self.place(endpoint));
+        routes.iter().filter(|endpoint| Some(self.place(**endpoint)) != but).any(|endpoint| {
             let closed = self
-                .endpoints
-                .get(endpoint.0)
+                .state(*endpoint)
                 .is_some_and(|state| !matches!(state.breaker.admission(now), Admission::Refused(_)));
             let credential = self.credential(*endpoint);
             closed
                 && credential.is_some_and(|credential| {
-                    !matches!(self.rests.standing(now, *endpoint, credential), Standing::Resting { .. })
+                    !matches!(
+                        self.rests.standing(now, self.place(*endpoint), credential),
+                        Standing::Resting { .. }
+                    )
                 })
         })
     }
 
     fn sign(&mut self, now: Instant, endpoint: EndpointId, sign: Sign) -> Blame {
         let provider = self.credential(endpoint).map_or(0, |credential| credential.provider);
-        self.node.note(now, endpoint, provider, sign)
+        self.node.note(now, self.place(endpoint), provider, sign)
     }
 
     /// The attempt said nothing about its credential: another call may be the trial.
@@ -944,7 +1015,7 @@ impl Board {
     }
 
     fn learn(&mut self, now: Instant, ticket: &Ticket, timing: Timing) {
-        let state = self.routes.entry(ticket.route).or_default();
+        let state = self.routes.entry(self.paced(ticket.route)).or_default();
         if let Some(pace) = state.paces.get_mut(index(ticket.form)) {
             pace.timings.record(now, ticket.class, timing);
         }
@@ -952,6 +1023,7 @@ impl Board {
 
     fn table(&mut self, now: Instant, route: Route, form: Form) -> Table {
         let fresh = |at: Instant| now.saturating_duration_since(at) < TABLE_AGE_MAX;
+        let route = self.paced(route);
         let known = self.routes.get(&route).and_then(|state| state.paces.get(index(form))?.table);
         if let Some((at, table)) = known
             && fresh(at)
@@ -992,6 +1064,50 @@ impl Board {
         seen
     }
 
+    /// Where the state of an endpoint is kept: at the first of its place.
+    fn place(&self, endpoint: EndpointId) -> EndpointId {
+        self.layout.endpoints.get(endpoint.0).map_or(endpoint, |spec| spec.place)
+    }
+
+    fn state(&self, endpoint: EndpointId) -> Option<&EndpointState> {
+        self.endpoints.get(self.place(endpoint).0)
+    }
+
+    fn state_mut(&mut self, endpoint: EndpointId) -> Option<&mut EndpointState> {
+        let place = self.place(endpoint);
+        self.endpoints.get_mut(place.0)
+    }
+
+    /// Under which route timings and speed are kept.
+    fn paced(&self, route: Route) -> Route {
+        Route { model: route.model, endpoint: self.place(route.endpoint) }
+    }
+
+    /// The routes that may be asked, by their places; the credentials of each in turn, so that they share its calls. One
+    /// that is on trial stands alone: behind everybody else is not behind its neighbours.
+    fn lanes<'a>(&self, admitted: &[&'a Stand]) -> Vec<Vec<&'a Stand>> {
+        let mut lanes: Vec<Vec<&Stand>> = vec![];
+        for stand in admitted {
+            let place = self.place(stand.route.endpoint);
+            let is_neighbour = |lane: &&mut Vec<&Stand>| {
+                let on_trial = |stand: &Stand| stand.rest == Standing::OnTrial;
+                lane.first().is_some_and(|first| {
+                    self.place(first.route.endpoint) == place && !on_trial(first) && !on_trial(stand)
+                })
+            };
+            match lanes.iter_mut().find(is_neighbour) {
+                Some(lane) => lane.push(stand),
+                None => lanes.push(vec![stand]),
+            }
+        }
+        for lane in &mut lanes {
+            let last = lane.first().and_then(|first| self.state(first.route.endpoint)?.last);
+            let next = lane.iter().position(|stand| last.is_some_and(|last| stand.route.endpoint > last));
+            lane.rotate_left(next.unwrap_or(0));
+        }
+        lanes
+    }
+
     fn credential(&self, endpoint: EndpointId) -> Option<CredentialId> {
         self.layout.endpoints.get(endpoint.0).map(|spec| spec.credential)
     }
@@ -1007,7 +1123,7 @@ impl Board {
 
 impl EndpointState {
     fn new(now: Instant) -> Self {
-        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, before: None }
+        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, last: None, before: None }
     }
 }
 
@@ -1083,6 +1199,7 @@ mod tests {
             name: format!("e{n}"),
             provider: format!("p{n}"),
             credential: CredentialId { provider: n, index: 0 },
+            place: EndpointId(n),
             weight,
             first_byte: Limit::Auto,
             first_event: Limit::Auto,
@@ -1427,5 +1544,78 @@ mod tests {
                 played.board.finish(plan.pass);
             }
         }
+    }
+
+    /// `A` with two credentials (endpoints 0 and 1) at weight 100, `B` (2) at `other`.
+    fn two_credentials(other: u32, sort: Sort) -> Played {
+        let mut layout = layout(&[100, 100, other]);
+        layout.endpoints[1].place = EndpointId(0);
+        layout.endpoints[1].credential = CredentialId { provider: 0, index: 1 };
+        layout.models[0].sort = sort;
+        layout.models[0].explore = false;
+        let now = Instant::now();
+        Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) }
+    }
+
+    fn ids(plan: &Plan) -> Vec<usize> {
+        plan.order.iter().map(|route| route.endpoint.0).collect()
+    }
+
+    #[test]
+    fn credentials_take_turns_within_the_place_of_their_route() {
+        let mut played = two_credentials(99, Sort::Weight);
+        for order in [[0, 1, 2], [1, 0, 2], [0, 1, 2]] {
+            assert_eq!(ids(&played.plan()), order);
+            played.attempt(order[0], Outcome::Served { tokens_per_second: None });
+        }
+        let mut played = two_credentials(101, Sort::Weight);
+        assert_eq!(ids(&played.plan()), [2, 0, 1], "two of 100 are no 200");
+    }
+
+    #[test]
+    fn two_credentials_have_one_share_of_spread_calls() {
+        let mut played = two_credentials(100, Sort::WeightedRandom);
+        let first_is_b = (0..2000).filter(|_| ids(&played.plan())[0] == 2).count();
+        assert!((850..1150).contains(&first_is_b), "{first_is_b} of 2000 at equal weights");
+    }
+
+    #[test]
+    fn a_429_and_a_401_rest_one_credential_and_an_error_of_the_server_weighs_on_its_place() {
+        for failure in [Failure::Status(429), Failure::Credential(401)] {
+            let mut played = two_credentials(99, Sort::Weight);
+            played.attempt(0, failed(failure));
+            assert_eq!([ids(&played.plan()), ids(&played.plan())], [[1, 2], [1, 2]]);
+        }
+        let mut played = two_credentials(99, Sort::Weight);
+        played.attempt(0, failed(Failure::Status(500)));
+        assert_eq!(ids(&played.plan())[0], 2, "both credentials are at the server that failed");
+        for _ in 0..4 {
+            played.attempt(1, failed(Failure::Connect));
+        }
+        let plan = played.plan();
+        assert_eq!((ids(&plan), plan.fall_backs.len()), (vec![2], 1), "one breaker, one fall-back");
+    }
+
+    #[test]
+    fn a_renewed_credential_does_not_rest() {
+        let mut played = two_credentials(99, Sort::Weight);
+        played.attempt(0, failed(Failure::Credential(401)));
+        assert_eq!(ids(&played.plan()).len(), 2);
+        played.board.renewed(CredentialId { provider: 0, index: 0 });
+        assert_eq!((ids(&played.plan()).len(), played.board.alarms().count()), (3, 0));
+    }
+
+    #[test]
+    fn the_next_two_places_of_a_model_with_traffic_are_standbys() {
+        let mut played = Played::new(&[100, 90, 80, 70]);
+        assert_eq!(played.board.standbys(played.now), [], "nobody has asked for it");
+        played.order();
+        assert_eq!(played.board.standbys(played.now), [EndpointId(1), EndpointId(2)]);
+        played.attempt(0, failed(Failure::Status(429)));
+        assert_eq!(played.board.standbys(played.now), [EndpointId(2), EndpointId(3)], "the first rests");
+        assert_eq!(played.board.standbys(played.now + WARM_FOR), [], "nobody asks for it any more");
+        let mut played = two_credentials(99, Sort::Weight);
+        played.order();
+        assert_eq!(played.board.standbys(played.now), [EndpointId(2)], "one place has one connection");
     }
 }

@@ -82,9 +82,11 @@ pub fn failure(operation: Operation, error: &UpstreamError, body: &[u8], rules: 
         return Failure::NOT_SERVED;
     }
     match known(&error.code).or_else(|| known(&error.kind)) {
-        // A 4xx that speaks of load is the endpoint's; a 5xx that speaks of the request stays a 5xx:
+        // A 429 says itself what it is. Another 4xx that speaks of load is the endpoint's; a 5xx that speaks of the request stays a 5xx:
         // better one needless try than a caller who is blamed for a provider's bug.
-        Some(class) if (400..500).contains(&error.status) => class.failure(error.status),
+        Some(class) if (400..500).contains(&error.status) && error.status != 429 => {
+            class.failure(error.status)
+        }
         Some(_) | None => Failure::from_status(error.status),
     }
 }
@@ -144,6 +146,7 @@ mod tests {
             (400, "", "API_KEY_INVALID", Failure::Credential(400)),
             (403, "authentication_error", "", Failure::Credential(403)),
             (403, "permission_error", "", Failure::Status(403)),
+            (429, "server_error", "", Failure::Status(429)),
             (529, "overloaded_error", "", Failure::Status(529)),
             (400, "overloaded_error", "", Failure::Status(502)),
             (400, "rate_limit_error", "", Failure::Status(429)),

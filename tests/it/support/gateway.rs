@@ -1,5 +1,6 @@
 //! A gateway process on a fresh store.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -28,8 +29,9 @@ pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
     route_extra: String,
-    first_extra: String,
     limits: String,
+    /// Of one upstream alone: its own keys, and whether it speaks TLS.
+    own: BTreeMap<usize, (String, bool)>,
     extra: String,
     key: String,
     account: String,
@@ -59,8 +61,8 @@ impl Setup {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             route_extra: String::new(),
-            first_extra: String::new(),
             limits: "context: 128000, output: 16384".to_owned(),
+            own: BTreeMap::new(),
             extra: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
@@ -87,15 +89,21 @@ impl Setup {
         self
     }
 
-    /// More keys for the first provider alone, as YAML flow.
-    pub fn first(mut self, yaml: &str) -> Self {
-        self.first_extra = format!(", {yaml}");
-        self
-    }
-
     /// The model's limits, as YAML flow.
     pub fn limits(mut self, yaml: &str) -> Self {
         yaml.clone_into(&mut self.limits);
+        self
+    }
+
+    /// Keys for one provider more, as YAML flow; its credential too, if it is to be another one.
+    pub fn provider(mut self, index: usize, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.own.entry(index).or_default().0);
+        self
+    }
+
+    /// This upstream speaks TLS.
+    pub fn tls(mut self, index: usize) -> Self {
+        self.own.entry(index).or_default().1 = true;
         self
     }
 
@@ -179,9 +187,15 @@ impl Setup {
             let is_last = index + 1 == self.upstreams.len();
             let dialect = if self.mixed && is_last { "openai" } else { dialect };
             let extra = &self.provider_extra;
-            let first = if index == 0 { self.first_extra.as_str() } else { "" };
+            let (own, tls) = self.own.get(&index).cloned().unwrap_or_default();
+            let scheme = if tls { "https" } else { "http" };
+            let credential = match own.contains("credential") {
+                true => String::new(),
+                false => format!("credential: prov-key-u{index}, "),
+            };
+            let extra = format!("{credential}region: r{index}, {extra}, {own}");
             providers.push_str(&format!(
-                "  u{index}: {{ dialect: {dialect}, base_url: \"http://{address}/v1\", credential: prov-key-u{index}, region: r{index}, {extra}{first} }}\n"
+                "  u{index}: {{ dialect: {dialect}, base_url: \"{scheme}://{address}/v1\", {extra} }}\n"
             ));
             if is_last && !self.other_model.is_empty() {
                 break;

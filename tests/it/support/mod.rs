@@ -2,6 +2,7 @@
 
 pub mod caller;
 pub mod gateway;
+pub mod tls;
 
 pub use caller::{Answer, Call, Caller};
 pub use gateway::{Gateway, Setup};
