@@ -184,7 +184,7 @@ impl Purse {
         let mut cost = end.cost;
         let mut abandoned = Amount::ZERO;
         if let Some(left) = end.left {
-            if state.hour.forgive(now.second, left.provider_cost, left.allowance) {
+            if state.hour.forgive(now.second(), left.provider_cost, left.allowance) {
                 abandoned = left.provider_cost;
             } else {
                 cost = left.cost;
@@ -195,7 +195,7 @@ impl Purse {
         let back = self.available.less(settlement.excess).checked_add(settlement.released);
         self.available = back.unwrap_or(Amount::MAX);
         let charged = settlement.charged();
-        state.hour.spend(now.second, charged);
+        state.hour.spend(now.second(), charged);
         if let Some(taken) = self.open.remove(&end.hold) {
             state.counters.end(&taken.key, end.tokens, charged);
             self.account.end(&taken.account, end.tokens, charged);
@@ -242,7 +242,7 @@ mod tests {
     const KEY: KeyDigest = KeyDigest([1; 32]);
 
     fn at(second: u64) -> Now {
-        Now { second, unix_ms: i64::try_from(second).unwrap() * 1000 }
+        Now { ms: second * 1000, unix_ms: i64::try_from(second).unwrap() * 1000 }
     }
 
     fn nano(n: i64) -> Amount {

@@ -165,8 +165,8 @@ impl Holds for Embedded {
 
 impl Inner {
     fn now(&self) -> Now {
-        let second = clock::now().saturating_duration_since(self.began).as_secs();
-        Now { second, unix_ms: clock::unix_ms() }
+        let since = clock::now().saturating_duration_since(self.began);
+        Now { ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), unix_ms: clock::unix_ms() }
     }
 
     fn with_purse<T>(&self, account: AccountId, change: impl FnOnce(&mut Purse) -> T) -> Option<T> {

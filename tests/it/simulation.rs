@@ -80,7 +80,7 @@ impl World {
             queue: vec![],
             posted: vec![],
             oracle: HashMap::new(),
-            now: Now { second: 0, unix_ms: 1_700_000_000_000 },
+            now: Now { ms: 0, unix_ms: 1_700_000_000_000 },
             next: 1,
         };
         world.lease_all();
@@ -267,7 +267,7 @@ impl World {
 
     /// The wall clock steps, forwards or back; the other one never does.
     fn jump(&mut self) {
-        self.now.second += self.below(120);
+        self.now.ms += self.below(120) * 1000;
         self.now.unix_ms += self.nano(60 * HOUR_MS.unsigned_abs()) - 24 * HOUR_MS;
     }
 

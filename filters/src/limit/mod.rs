@@ -73,16 +73,24 @@ pub struct Want {
 /// Now, as counters see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Whole seconds of a clock that never steps back.
-    pub second: u64,
+    /// Milliseconds of a clock that never steps back.
+    pub ms: u64,
     /// Milliseconds since 1970, for calendar windows.
     pub unix_ms: i64,
+}
+
+impl Now {
+    /// Whole seconds of the clock that never steps back.
+    #[must_use]
+    pub const fn second(&self) -> u64 {
+        self.ms / 1000
+    }
 }
 
 /// What a call took; needed to correct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
-    second: u64,
+    at_ms: u64,
     tokens: u64,
     amount: Amount,
     windows: Vec<i64>,
@@ -153,19 +161,19 @@ impl Counters {
     /// # Errors
     /// [`Over`], for the first limit that it is over.
     pub fn check(&mut self, now: Now, limits: &Limits, want: &Want) -> Result<(), Over> {
-        let over = |kind, seconds| Err(Over { kind, retry_after: Duration::from_secs(seconds) });
+        let over = |kind, ms| Err(Over { kind, retry_after: Duration::from_millis(ms) });
         if let Some(limit) = limits.requests_per_minute
-            && let Some(wait) = self.requests.wait(now.second, limit, 1)
+            && let Some(wait) = self.requests.wait(now.ms, limit, 1)
         {
             return over(Kind::Requests, wait);
         }
         if let Some(limit) = limits.tokens_per_minute
-            && let Some(wait) = self.tokens.wait(now.second, limit, limits.tokens_of(want))
+            && let Some(wait) = self.tokens.wait(now.ms, limit, limits.tokens_of(want))
         {
             return over(Kind::Tokens, wait);
         }
         if limits.concurrency.is_some_and(|limit| self.running >= limit) {
-            return over(Kind::Concurrency, 1);
+            return over(Kind::Concurrency, 1000);
         }
         self.roll_budgets(now, limits);
         for (budget, spent) in limits.budgets.iter().zip(&self.spent) {
@@ -173,7 +181,7 @@ impl Counters {
             if !fits {
                 let ends_ms = budget.window(now.unix_ms).1;
                 let wait = u64::try_from(ends_ms.saturating_sub(now.unix_ms)).unwrap_or_default();
-                return over(Kind::Budget, wait.div_ceil(1000));
+                return over(Kind::Budget, wait);
             }
         }
         Ok(())
@@ -182,21 +190,21 @@ impl Counters {
     /// Takes what a checked call wants.
     pub fn take(&mut self, now: Now, limits: &Limits, want: &Want) -> Permit {
         let tokens = limits.tokens_of(want);
-        self.requests.add(now.second, 1);
-        self.tokens.add(now.second, tokens);
+        self.requests.add(now.ms, 1);
+        self.tokens.add(now.ms, tokens);
         self.running = self.running.saturating_add(1);
         self.roll_budgets(now, limits);
         for spent in &mut self.spent {
             spent.amount = spent.amount.checked_add(want.amount).unwrap_or(Amount::MAX);
         }
         let windows = self.spent.iter().map(|s| s.begins_ms).collect();
-        Permit { second: now.second, tokens, amount: want.amount, windows }
+        Permit { at_ms: now.ms, tokens, amount: want.amount, windows }
     }
 
     /// Ends a call: what it took at its bound becomes what it used.
     pub fn end(&mut self, permit: &Permit, used_tokens: u64, charged: Amount) {
         self.running = self.running.saturating_sub(1);
-        self.tokens.correct(permit.second, permit.tokens, used_tokens);
+        self.tokens.correct(permit.at_ms, permit.tokens, used_tokens);
         for (begins_ms, spent) in permit.windows.iter().zip(&mut self.spent) {
             // A window that is over already has no use for the correction.
             if spent.begins_ms == *begins_ms {
@@ -217,8 +225,8 @@ impl Counters {
     /// How requests and tokens per minute stand.
     #[must_use]
     pub fn standing(&mut self, now: Now, limits: &Limits) -> (Option<Standing>, Option<Standing>) {
-        let requests = limits.requests_per_minute.map(|limit| self.requests.standing(now.second, limit));
-        let tokens = limits.tokens_per_minute.map(|limit| self.tokens.standing(now.second, limit));
+        let requests = limits.requests_per_minute.map(|limit| self.requests.standing(now.ms, limit));
+        let tokens = limits.tokens_per_minute.map(|limit| self.tokens.standing(now.ms, limit));
         (requests, tokens)
     }
 
@@ -244,7 +252,7 @@ mod tests {
     use super::*;
 
     fn at(second: u64) -> Now {
-        Now { second, unix_ms: i64::try_from(second).unwrap() * 1000 }
+        Now { ms: second * 1000, unix_ms: i64::try_from(second).unwrap() * 1000 }
     }
 
     fn want(tokens: u64, nano: i64) -> Want {
@@ -265,8 +273,8 @@ mod tests {
             admit(&mut counters, at(second), &limits, &want(0, 0)).unwrap();
         }
         let over = admit(&mut counters, at(60), &limits, &want(0, 0)).unwrap_err();
-        assert_eq!((over.kind, over.retry_after), (Kind::Requests, Duration::from_secs(59)));
-        assert!(admit(&mut counters, at(119), &limits, &want(0, 0)).is_ok());
+        assert_eq!((over.kind, over.retry_after), (Kind::Requests, Duration::from_secs(58)));
+        assert!(admit(&mut counters, at(118), &limits, &want(0, 0)).is_ok());
     }
 
     #[test]
@@ -334,24 +342,26 @@ mod tests {
     proptest! {
         #[test]
         fn never_more_than_the_limit_in_any_sixty_seconds(
-            limit in 1_u64..20, waits in prop::collection::vec(0_u64..30, 1..200),
+            limit in 1_u64..20, waits in prop::collection::vec(0_u64..30_000, 1..200),
         ) {
+            let at = |ms: u64| Now { ms, unix_ms: 0 };
             let limits = Limits { requests_per_minute: Some(limit), ..Limits::default() };
             let mut counters = Counters::default();
-            let (mut second, mut admitted) = (0, vec![]);
+            let (mut ms, mut admitted) = (0, vec![]);
             for wait in waits {
-                second += wait;
-                match admit(&mut counters, at(second), &limits, &want(0, 0)) {
-                    Ok(_) => admitted.push(second),
+                ms += wait;
+                match admit(&mut counters, at(ms), &limits, &want(0, 0)) {
+                    Ok(_) => admitted.push(ms),
                     Err(over) => {
-                        // After the wait that it names, it fits.
-                        let later = at(second + over.retry_after.as_secs());
+                        // After the wait that it names it fits, and that is never more than a minute.
+                        prop_assert!(over.retry_after <= Duration::from_secs(60));
+                        let later = at(ms + u64::try_from(over.retry_after.as_millis()).unwrap());
                         prop_assert!(counters.clone().check(later, &limits, &want(0, 0)).is_ok());
                     }
                 }
             }
             for begin in &admitted {
-                let inside = admitted.iter().filter(|s| (*begin..begin + 60).contains(*s)).count();
+                let inside = admitted.iter().filter(|s| (*begin..begin + 60_000).contains(*s)).count();
                 prop_assert!(inside as u64 <= limit);
             }
         }
