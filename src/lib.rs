@@ -10,6 +10,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod drain;
+pub mod edge;
 pub mod entropy;
 pub mod journal;
 pub mod ledger;

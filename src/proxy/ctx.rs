@@ -20,6 +20,7 @@ use super::gate::Gate;
 use super::keyed::First;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
+use crate::edge::Connection;
 use crate::pool::endpoint::Addresses;
 use crate::pool::upstreams::Leg;
 use crate::pool::{Snapshot, keys::Principal};
@@ -39,6 +40,8 @@ pub struct Ctx {
     pub(super) principal: Option<Arc<Principal>>,
     /// The call carries an idempotency key and is the first under it.
     pub(super) keyed: Option<First>,
+    /// The connection it came by.
+    pub(super) connection: Option<Arc<Connection>>,
     pub(super) _in_flight: InFlight,
 }
 
@@ -92,6 +95,7 @@ impl Ctx {
             replied: None,
             principal: None,
             keyed: None,
+            connection: None,
             _in_flight: in_flight,
         }
     }

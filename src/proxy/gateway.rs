@@ -20,6 +20,7 @@ use super::{gate, headers, reply};
 use crate::books::Books;
 use crate::config::checked::Bounds;
 use crate::drain::Drain;
+use crate::edge::Connection;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::store::Holds;
@@ -46,9 +47,11 @@ impl ProxyHttp for Gateway {
     }
 
     async fn early_request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<()> {
+        ctx.connection = Connection::of(session.as_downstream().digest());
+        let may_follow = ctx.connection.as_ref().is_none_or(|connection| connection.request_began());
         let downstream = session.as_downstream_mut();
         // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
-        let wanted = downstream.get_keepalive().is_some() && !self.drain.is_closing();
+        let wanted = downstream.get_keepalive().is_some() && may_follow && !self.drain.is_closing();
         let keepalive = wanted.then(|| self.bounds.keepalive.as_secs().max(1));
         downstream.set_keepalive(keepalive);
         downstream.set_read_timeout(Some(self.bounds.body_timeout));
@@ -142,6 +145,9 @@ impl ProxyHttp for Gateway {
             gate::unwrap(session, &gate);
         }
         self.finish(session, ctx).await;
+        if let Some(connection) = &ctx.connection {
+            connection.request_ended();
+        }
     }
 
     // Our decision and access lines say it better, and without paths or hosts in them.

@@ -24,3 +24,4 @@ pub use bodies::Bodies;
 pub use ctx::Ctx;
 pub use gateway::Gateway;
 pub use keyed::KeyedCalls;
+pub use reply::unreadable;

@@ -2,17 +2,23 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use filters::verdict::{Reason, Rejection};
+use http::Method;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
 use super::ctx::Ctx;
-use super::surface::Surface;
+use super::surface::{self, Surface};
+use crate::entropy;
 
 /// How long the rest of a request body is read and thrown away, so that the caller can read our
 /// answer: closing on unread bytes would reset the connection under it.
 const DRAIN: Duration = Duration::from_secs(1);
+/// The same with HTTP/2, where it comes before the answer: some clients (curl 7.88) take an answer before the
+/// end of their body for a broken stream. What is not there by then is refused with RST_STREAM.
+const DRAIN_HTTP2: Duration = Duration::from_secs(5);
 /// A body announced up to this many bytes is read before the answer, and the connection stays open.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
@@ -50,11 +56,30 @@ pub(super) async fn reject(
         context = rejection.context,
         "rejected"
     );
-    send(session, head, body, rejection.reason == Reason::InvalidRequest).await
+    let broken = rejection.reason == Reason::InvalidRequest || session.req_header().method == Method::CONNECT;
+    send(session, head, body, broken).await
+}
+
+/// What is said, as bytes of HTTP/1.1, to who sent no head that can be read; the connection closes behind it.
+/// `start` is how the head began: as much as is needed to tell its dialect.
+#[must_use]
+pub fn unreadable(start: &[u8]) -> Bytes {
+    let target = start.split(|byte| *byte == b' ').nth(1).and_then(|path| std::str::from_utf8(path).ok());
+    let path = target.and_then(|target| target.split(['?', '\r', '\n']).next()).unwrap_or_default();
+    let message = "The request's head cannot be read. Check its framing; more than 256 headers are too many.";
+    let rejection = Rejection::new(Reason::InvalidRequest, message);
+    let id = entropy::request_id();
+    let body = surface::dialect_of_errors(path, false).error_body(&rejection, &id);
+    let head = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         x-request-id: {id}\r\nx-should-retry: false\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), &body].concat().into()
 }
 
 /// Answers with JSON of our own.
-pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Bytes) -> pingora::Result<()> {
+pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> pingora::Result<()> {
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
@@ -64,20 +89,17 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Byte
 }
 
 /// `broken`: nobody knows where the request's body ends.
-async fn send(
-    session: &mut Session,
-    head: ResponseHeader,
-    body: bytes::Bytes,
-    broken: bool,
-) -> pingora::Result<()> {
+async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, broken: bool) -> pingora::Result<()> {
     let downstream = &mut session.downstream_session;
     let unread = !downstream.is_body_done();
+    let http2 = downstream.is_http2();
     let expects = downstream.req_header().headers.contains_key(http::header::EXPECT);
     let announced = content_length(session);
     let downstream = &mut session.downstream_session;
-    downstream.set_total_drain_timeout(Some(DRAIN));
+    downstream.set_total_drain_timeout(Some(if http2 { DRAIN_HTTP2 } else { DRAIN }));
+    let is_short = !broken && announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
     // A caller that waits for a 100 sends nothing before it.
-    let first = unread && !expects && !broken && announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
+    let first = unread && !expects && (http2 || is_short);
     if first && downstream.drain_request_body().await.is_err() {
         downstream.set_keepalive(None);
     }

@@ -28,6 +28,8 @@ pub struct Setup {
     upstreams: Vec<SocketAddr>,
     provider_extra: String,
     extra: String,
+    http: String,
+    listen: String,
     key: String,
     account: String,
     model: String,
@@ -55,6 +57,8 @@ impl Setup {
             upstreams: upstreams.to_vec(),
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             extra: String::new(),
+            http: String::new(),
+            listen: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
             model: String::new(),
@@ -77,6 +81,18 @@ impl Setup {
     pub fn with(mut self, yaml: &str) -> Self {
         self.extra.push_str(yaml);
         self.extra.push('\n');
+        self
+    }
+
+    /// More of the block `listen.http`.
+    pub fn http(mut self, yaml: &str) -> Self {
+        self.http = format!(", {yaml}");
+        self
+    }
+
+    /// More of the block `listen:`.
+    pub fn listen(mut self, yaml: &str) -> Self {
+        self.listen.push_str(&format!(", {yaml}"));
         self
     }
 
@@ -154,15 +170,20 @@ impl Setup {
                 "      - {{ provider: u{index}, model: {native}, weight: {weight}, cost: {{ input: \"2\", output: \"8\" }} }}\n"
             ));
         }
-        let Self { extra, balance, key, account, model, drain_max, routing, .. } = self;
+        let Self { http: more_http, listen, extra, balance, key, account, model, drain_max, routing, .. } =
+            self;
         let price = format!("price: {price}");
+        let http = match more_http.as_str() {
+            "" => format!("http: \"{http}\""),
+            more => format!("http: {{ address: \"{http}\"{more} }}"),
+        };
         let model = match model.as_str() {
             "" => price,
             own if own.contains("price:") => own.to_owned(),
             more => format!("{price}\n    {more}"),
         };
         format!(
-            "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
+            "listen: {{ {http}, admin: \"{admin}\", threads: 2{listen} }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\
@@ -219,10 +240,15 @@ impl Gateway {
 
     /// Waits until the log contains `text`.
     pub fn wait_for_log(&self, text: &str) {
+        self.wait_for_log_times(text, 1);
+    }
+
+    /// Waits until the log contains `text` so many times.
+    pub fn wait_for_log_times(&self, text: &str, times: usize) {
         let (log, grown) = &*self.log;
         let log = log.lock().expect("the log");
-        let (log, waited) =
-            grown.wait_timeout_while(log, PATIENCE, |log| !log.contains(text)).expect("the log");
+        let fewer = |log: &mut String| log.matches(text).count() < times;
+        let (log, waited) = grown.wait_timeout_while(log, PATIENCE, fewer).expect("the log");
         assert!(!waited.timed_out(), "`{text}` never came:\n{log}");
     }
 
@@ -298,6 +324,31 @@ impl Gateway {
             assert!(began.elapsed() < PATIENCE, "{name} is not {value}:\n{}", self.log());
             tokio::task::yield_now().await;
         }
+    }
+
+    /// How many connections were refused for this reason.
+    pub async fn refused(&self, reason: &str) -> u64 {
+        let start = format!("tollgate_connections_refused_total{{reason=\"{reason}\"}} ");
+        let text = self.admin_page("/metrics").await.text();
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until so many connections were refused for this reason.
+    pub async fn wait_for_refused(&self, reason: &str, count: u64) {
+        let began = Instant::now();
+        loop {
+            let seen = self.refused(reason).await;
+            if seen == count {
+                return;
+            }
+            assert!(seen < count && began.elapsed() < PATIENCE, "{reason}: {seen} instead of {count}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits until no hold is open.
