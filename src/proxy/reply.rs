@@ -56,8 +56,15 @@ pub(super) async fn reject(
         context = rejection.context,
         "rejected"
     );
-    let broken = rejection.reason == Reason::InvalidRequest || session.req_header().method == Method::CONNECT;
-    send(session, head, body, broken).await
+    let is_tunnel = session.req_header().method == Method::CONNECT;
+    let rest = if is_tunnel || rejection.reason == Reason::InvalidRequest {
+        Rest::Unknown
+    } else if rejection.reason == Reason::BodyTimeout {
+        Rest::Late
+    } else {
+        Rest::OnItsWay
+    };
+    send(session, head, body, rest).await
 }
 
 /// What is said, as bytes of HTTP/1.1, to who sent no head that can be read; the connection closes behind it.
@@ -85,11 +92,20 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> p
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
     head.insert_header("x-request-id", ctx.request_id.as_str())?;
     ctx.replied = Some("ok");
-    send(session, head, body, false).await
+    send(session, head, body, Rest::OnItsWay).await
 }
 
-/// `broken`: nobody knows where the request's body ends.
-async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, broken: bool) -> pingora::Result<()> {
+/// What is known of the part of a request's body that was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    OnItsWay,
+    /// It was waited for long enough.
+    Late,
+    /// Nobody knows where it ends.
+    Unknown,
+}
+
+async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, rest: Rest) -> pingora::Result<()> {
     let downstream = &mut session.downstream_session;
     let unread = !downstream.is_body_done();
     let http2 = downstream.is_http2();
@@ -97,9 +113,15 @@ async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, broken: 
     let announced = content_length(session);
     let downstream = &mut session.downstream_session;
     downstream.set_total_drain_timeout(Some(if http2 { DRAIN_HTTP2 } else { DRAIN }));
-    let is_short = !broken && announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
+    let is_short = announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
+    let is_worth_it = match rest {
+        Rest::OnItsWay => http2 || is_short,
+        Rest::Late => !http2 && is_short,
+        Rest::Unknown => false,
+    };
+    let broken = rest == Rest::Unknown;
     // A caller that waits for a 100 sends nothing before it.
-    let first = unread && !expects && (http2 || is_short);
+    let first = unread && !expects && is_worth_it;
     if first && downstream.drain_request_body().await.is_err() {
         downstream.set_keepalive(None);
     }
@@ -108,7 +130,7 @@ async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, broken: 
     }
     downstream.write_response_header(Box::new(head)).await?;
     downstream.write_response_body(body, true).await?;
-    if unread && !first && !expects && !broken {
+    if unread && !first && !expects && !broken && !http2 {
         // Best effort: after this the connection closes.
         let _late = downstream.drain_request_body().await;
     }

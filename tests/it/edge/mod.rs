@@ -1,5 +1,7 @@
 //! What stands between a caller's socket and a request: TLS, whose connection it is, bounds, HTTP/2.
 
+mod bounds;
+mod http2;
 mod proxy_protocol;
 mod tls;
 
@@ -196,7 +198,7 @@ impl Http2 {
         stream.reserve_capacity(body.len());
         while !body.is_empty() {
             let room = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
-            let Some(room) = room.transpose()? else { return Ok(answer) };
+            let room = room.transpose()?.expect("the stream is reset while it is sent");
             stream.send_data(body.split_to(room.min(body.len())), false)?;
         }
         stream.send_data(Bytes::new(), true)?;
