@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use async_trait::async_trait;
 use pingora::apps::HttpServerOptions;
+use pingora::listeners::{L4BufferSettings, ListenerConfig};
 use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
@@ -36,6 +37,9 @@ const SWEEP: Duration = Duration::from_millis(10);
 const LOOKUP: Duration = Duration::from_secs(30);
 /// How often it is looked whether certificates have changed.
 const LOOK_AT_CERTIFICATES: Duration = Duration::from_secs(1);
+/// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
+/// Pingora's default of 64 KiB is most of what an idle connection costs.
+const READ_BUFFER_BYTES: usize = 4 << 10;
 /// Open files that the process needs beside connections and their upstreams'.
 const OTHER_FILES: u64 = 256;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
@@ -116,7 +120,8 @@ pub fn run_with(
     server.bootstrap();
     let mut service = Service::new("gateway".to_owned(), door(&server.configuration, gateway, listeners));
     for listener in &listen.callers {
-        service.add_tcp(&listener.address.to_string());
+        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
+        service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
     }
     server.add_service(service);
     admin_listener.set_nonblocking(true)?;

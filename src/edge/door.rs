@@ -119,6 +119,7 @@ impl<A> Door<A> {
             Some(rule) => whose(rule, &mut socket, own).await?,
             None => own,
         };
+        let caller = SocketAddr::new(caller.ip().to_canonical(), caller.port());
         let counted = counted.from(caller.ip())?;
         let (inner, http2): (Stream, bool) = match &listener.tls {
             Some(tls) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use filters::verdict::{Reason, Rejection};
 use http::Method;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
@@ -16,8 +16,8 @@ use crate::entropy;
 /// How long the rest of a request body is read and thrown away, so that the caller can read our
 /// answer: closing on unread bytes would reset the connection under it.
 const DRAIN: Duration = Duration::from_secs(1);
-/// The same with HTTP/2, where it comes before the answer: some clients (curl 7.88) take an answer before the
-/// end of their body for a broken stream. What is not there by then is refused with RST_STREAM.
+/// The same with HTTP/2. Giving up the stream would reset it, and some clients (curl 7.88) take an answer that is
+/// followed by a reset for none; one that hears the answer stops sending by itself.
 const DRAIN_HTTP2: Duration = Duration::from_secs(5);
 /// A body announced up to this many bytes is read before the answer, and the connection stays open.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
@@ -109,29 +109,24 @@ async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, rest: Re
     let downstream = &mut session.downstream_session;
     let unread = !downstream.is_body_done();
     let http2 = downstream.is_http2();
-    let expects = downstream.req_header().headers.contains_key(http::header::EXPECT);
+    // A caller that waits for a 100 sends nothing before it; HTTP/2 has none here, so that some send anyway.
+    let expects = !http2 && downstream.req_header().headers.contains_key(EXPECT);
     let announced = content_length(session);
     let downstream = &mut session.downstream_session;
     downstream.set_total_drain_timeout(Some(if http2 { DRAIN_HTTP2 } else { DRAIN }));
     let is_short = announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
-    let is_worth_it = match rest {
-        Rest::OnItsWay => http2 || is_short,
-        Rest::Late => !http2 && is_short,
-        Rest::Unknown => false,
-    };
-    let broken = rest == Rest::Unknown;
-    // A caller that waits for a 100 sends nothing before it.
-    let first = unread && !expects && is_worth_it;
+    let may_read = unread && !expects && rest != Rest::Unknown;
+    let first = may_read && !http2 && is_short;
     if first && downstream.drain_request_body().await.is_err() {
         downstream.set_keepalive(None);
     }
-    if broken || (unread && !first) {
+    if rest == Rest::Unknown || (unread && !first) {
         downstream.set_keepalive(None);
     }
     downstream.write_response_header(Box::new(head)).await?;
     downstream.write_response_body(body, true).await?;
-    if unread && !first && !expects && !broken && !http2 {
-        // Best effort: after this the connection closes.
+    if may_read && !first && !(http2 && rest == Rest::Late) {
+        // Best effort: after this the connection closes, or the stream is reset.
         let _late = downstream.drain_request_body().await;
     }
     Ok(())

@@ -235,6 +235,42 @@ async fn connect_is_refused_and_an_upgrade_is_not_made() {
     assert!(only.requests().iter().all(|seen| seen.header("upgrade").is_none()));
 }
 
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_their_order_on_one_connection() {
+    let (only, gateway) = bounded("head_timeout: 500ms").await;
+    let mut caller = Caller::connect(gateway.http).await;
+    let several = [wire(&stream_request()), wire(&whole_request()), wire(&stream_request())].concat();
+    caller.send_raw(several.as_bytes()).await;
+    for expected in ["text/event-stream", "application/json", "text/event-stream"] {
+        let answer = caller.next_answer().await;
+        let kind = answer.header("content-type").unwrap_or_default();
+        assert!(answer.status == 200 && kind.starts_with(expected), "{kind}");
+    }
+    assert_eq!(only.requests().len(), 3);
+    assert_eq!(gateway.spent(3), 3 * 75_000);
+}
+
+#[tokio::test]
+async fn a_caller_that_waits_for_a_100_gets_it_or_the_refusal_and_keeps_its_connection() {
+    let (_upstream, gateway) = bounded("body_max: 100KiB").await;
+    let mut caller = Caller::connect(gateway.http).await;
+    let body = whole_request();
+    let head = |length: usize| {
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {KEY}\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        )
+    };
+    for _ in 0..2 {
+        caller.send_raw(head(body.len()).as_bytes()).await;
+        caller.read_interim(100).await;
+        caller.send_raw(body.as_bytes()).await;
+        assert_eq!(caller.next_answer().await.status, 200);
+    }
+    caller.send_raw(head(10 << 20).as_bytes()).await;
+    let answer = caller.next_answer().await;
+    assert_eq!((answer.status, answer.code().as_str(), answer.interim), (413, "body_too_large", 0));
+}
+
 /// An upstream whose streams never end; it tells how many of its connections were closed.
 pub(super) struct Endless {
     pub(super) address: SocketAddr,

@@ -72,6 +72,8 @@ async fn an_early_refusal_arrives_while_the_caller_still_uploads() {
     let requests = [
         (announced(Http2::request(Method::POST, chat)), 413, "body_too_large"),
         (Http2::chat(), 413, "body_too_large"),
+        // HTTP/2 has no 100 here: some send anyway.
+        (announced(Http2::request(Method::POST, chat).header("expect", "100-continue")), 413, "body_too_large"),
         (wrong, 401, "invalid_api_key"),
         (announced(Http2::request(Method::POST, "/v1/nothing")), 404, "unknown_path"),
     ];
@@ -397,4 +399,24 @@ async fn five_thousand_cancelled_streams_leave_nothing_behind() {
     assert!(after.0 < before.0 + (24 << 10), "KiB, files: {before:?} before, {after:?} after");
     assert!(after.1 < before.1 + 50, "KiB, files: {before:?} before, {after:?} after");
     assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn a_drain_says_goaway_and_lets_streams_end() {
+    let slow = upstream(script(r#"{"delay_chunk_ms":100}"#)).await;
+    let (mut gateway, internal) = inside(Setup::new(&[slow.address()]));
+    let mut caller = Http2::connect(internal).await;
+    let answer = caller.begin(Http2::chat(), stream_request()).await.unwrap();
+    let answer = answer.await.unwrap();
+    gateway.signal("-TERM");
+    gateway.wait_for_log("leaving");
+    let mut body = answer.into_body();
+    let mut text = String::new();
+    while let Some(piece) = body.data().await {
+        text.push_str(&String::from_utf8_lossy(&piece.expect("its stream goes on")));
+    }
+    assert_eq!(text_of(&text), "Hello, world!");
+    let ended = tokio::time::timeout(PATIENCE, &mut caller.connection).await.expect("it goes on").unwrap();
+    ended.expect("it ends in peace");
+    assert!(gateway.wait().success());
 }

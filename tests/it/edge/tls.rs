@@ -129,13 +129,27 @@ async fn a_new_certificate_is_shown_without_a_restart_and_a_bad_one_never() {
 }
 
 #[tokio::test]
-async fn a_silent_caller_of_tls_is_closed() {
+async fn check_says_which_file_of_tls_cannot_be_used() {
+    let signer = Signer::new();
+    let Tls { gateway, https: _, _upstream } = showing(&signer.sign(), "", |_| ()).await;
+    assert!(gateway.try_command(&["check"]).is_ok());
+    std::fs::write(gateway.folder().join("key.pem"), signer.sign().key_pem).unwrap();
+    let said = gateway.try_command(&["check"]).unwrap_err();
+    assert!(said.contains("listen.https.key_file key.pem is not the key of cert_file cert.pem"), "{said}");
+    std::fs::remove_file(gateway.folder().join("cert.pem")).unwrap();
+    let said = gateway.try_command(&["check"]).unwrap_err();
+    assert!(said.contains("listen.https.cert_file cert.pem"), "{said}");
+}
+
+#[tokio::test]
+async fn a_silent_caller_of_tls_is_closed_where_there_is_nothing_but_tls() {
     let signer = Signer::new();
     let only = upstream(Script::default()).await;
     let folder = tempfile::tempdir().unwrap();
     signer.sign().write_to(folder.path());
     let https = free_address();
     let gateway = Setup::new(&[only.address()])
+        .without_http()
         .listen(&format!("https: {{ address: \"{https}\", cert_file: cert.pem, key_file: key.pem }}"))
         .with("bounds: { head_timeout: 300ms }")
         .start_in(folder);

@@ -29,6 +29,7 @@ pub struct Setup {
     provider_extra: String,
     extra: String,
     http: String,
+    has_http: bool,
     listen: String,
     key: String,
     account: String,
@@ -58,6 +59,7 @@ impl Setup {
             provider_extra: "first_byte: 300ms, first_event: 600ms".to_owned(),
             extra: String::new(),
             http: String::new(),
+            has_http: true,
             listen: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
@@ -87,6 +89,12 @@ impl Setup {
     /// More of the block `listen.http`.
     pub fn http(mut self, yaml: &str) -> Self {
         self.http = format!(", {yaml}");
+        self
+    }
+
+    /// No `listen.http`: nothing may be asked of [`Gateway::http`].
+    pub fn without_http(mut self) -> Self {
+        self.has_http = false;
         self
     }
 
@@ -174,8 +182,9 @@ impl Setup {
             self;
         let price = format!("price: {price}");
         let http = match more_http.as_str() {
-            "" => format!("http: \"{http}\""),
-            more => format!("http: {{ address: \"{http}\"{more} }}"),
+            _ if !self.has_http => String::new(),
+            "" => format!("http: \"{http}\", "),
+            more => format!("http: {{ address: \"{http}\"{more} }}, "),
         };
         let model = match model.as_str() {
             "" => price,
@@ -183,7 +192,7 @@ impl Setup {
             more => format!("{price}\n    {more}"),
         };
         format!(
-            "listen: {{ {http}, admin: \"{admin}\", threads: 2{listen} }}\n\
+            "listen: {{ {http}admin: \"{admin}\", threads: 2{listen} }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\
