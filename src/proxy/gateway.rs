@@ -54,7 +54,8 @@ impl ProxyHttp for Gateway {
         let wanted = downstream.get_keepalive().is_some() && may_follow && !self.drain.is_closing();
         let keepalive = wanted.then(|| self.bounds.keepalive.as_secs().max(1));
         downstream.set_keepalive(keepalive);
-        downstream.set_read_timeout(Some(self.bounds.body_timeout));
+        // Only for reads that are not ours: the one limit of a body would else run out twice at once.
+        downstream.set_read_timeout(Some(self.bounds.body_timeout.saturating_mul(2)));
         downstream.set_write_timeout(Some(self.bounds.write_timeout));
         // Without it one stray byte behind the request would cut the running answer.
         downstream.set_pipelining_enabled(true);

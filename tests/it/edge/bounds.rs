@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::{ask, connect, rest, wire};
+use super::{END, ask, connect, rest, wire};
 use crate::support::{
     Call, Caller, Gateway, KEY, Setup, script, stream_request, text_of, upstream, whole_request,
 };
@@ -22,7 +22,7 @@ async fn bounded(bounds: &str) -> (Mock, Gateway) {
 /// Whether a connection that was just made is served.
 async fn is_served(to: SocketAddr) -> Option<TcpStream> {
     let mut stream = connect(to).await;
-    ask(&mut stream, &wire(&stream_request()), "[DONE]").await.contains("[DONE]").then_some(stream)
+    ask(&mut stream, &wire(&stream_request()), END).await.contains("[DONE]").then_some(stream)
 }
 
 /// Until a connection to it is served: one that closed may not be counted out yet.
@@ -47,7 +47,7 @@ async fn connections_of_one_address_are_bounded_until_one_closes() {
     let elsewhere = TcpSocket::new_v4().unwrap();
     elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
     let mut elsewhere = elsewhere.connect(gateway.http).await.unwrap();
-    assert!(ask(&mut elsewhere, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+    assert!(ask(&mut elsewhere, &wire(&stream_request()), END).await.contains("[DONE]"));
     held.pop();
     held.push(wait_until_served(gateway.http).await);
     assert!(gateway.refused("address_taken").await >= 1);
@@ -115,7 +115,7 @@ async fn a_trickled_head_is_cut_on_a_new_and_on_a_kept_connection() {
     let (_upstream, gateway) = bounded("head_timeout: 500ms").await;
     assert_eq!(trickle(connect(gateway.http).await, "x").await, "");
     let mut kept = connect(gateway.http).await;
-    assert!(ask(&mut kept, &wire(&stream_request()), "[DONE]\n\n\r\n0\r\n\r\n").await.contains("[DONE]"));
+    assert!(ask(&mut kept, &wire(&stream_request()), END).await.contains("[DONE]"));
     assert_eq!(trickle(kept, "x").await, "");
     let mut silent = connect(gateway.http).await;
     assert_eq!(rest(&mut silent).await, "");
@@ -199,7 +199,7 @@ async fn what_cannot_be_read_as_http_is_refused_in_json_of_the_callers_dialect()
     }
     // On a connection that has served already, too.
     let mut kept = connect(gateway.http).await;
-    assert!(ask(&mut kept, &wire(&stream_request()), "0\r\n\r\n").await.contains("[DONE]"));
+    assert!(ask(&mut kept, &wire(&stream_request()), END).await.contains("[DONE]"));
     let answer = ask(&mut kept, &chat, "never").await;
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("\"invalid_request\""), "{answer}");
     gateway.wait_for_refused("unreadable", 5).await;

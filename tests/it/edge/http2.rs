@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use super::bounds::{Endless, impatient};
-use super::{Http2, PATIENCE, ask, connect, read_answer, rest, wire};
+use super::{END, Http2, PATIENCE, ask, connect, read_answer, rest, wire};
 use crate::support::gateway::free_address;
 use crate::support::{Gateway, KEY, Setup, script, stream_request, text_of, upstream, whole_request};
 use tollgate::mock::{Mock, Script};
@@ -37,7 +37,7 @@ async fn an_internal_listener_speaks_both_protocols_and_hangs_for_neither() {
     assert_eq!((answer.status, text_of(&answer.body).as_str()), (200, "Hello, world!"));
     assert!(answer.headers.contains_key("x-request-id"));
     let mut plain = connect(internal).await;
-    assert!(ask(&mut plain, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+    assert!(ask(&mut plain, &wire(&stream_request()), END).await.contains("[DONE]"));
     // Silence, half a preface, a preface and no more.
     for begin in ["", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut silent = connect(internal).await;
@@ -73,7 +73,11 @@ async fn an_early_refusal_arrives_while_the_caller_still_uploads() {
         (announced(Http2::request(Method::POST, chat)), 413, "body_too_large"),
         (Http2::chat(), 413, "body_too_large"),
         // HTTP/2 has no 100 here: some send anyway.
-        (announced(Http2::request(Method::POST, chat).header("expect", "100-continue")), 413, "body_too_large"),
+        (
+            announced(Http2::request(Method::POST, chat).header("expect", "100-continue")),
+            413,
+            "body_too_large",
+        ),
         (wrong, 401, "invalid_api_key"),
         (announced(Http2::request(Method::POST, "/v1/nothing")), 404, "unknown_path"),
     ];

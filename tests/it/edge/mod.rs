@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The name in our certificates.
 const NAME: &str = "gateway.test";
 
+/// What a streamed answer of HTTP/1.1 ends with.
+const END: &str = "\r\n0\r\n\r\n";
+
 /// One that signs certificates.
 struct Signer {
     params: CertificateParams,
@@ -166,7 +169,8 @@ impl Answer {
 impl Http2 {
     async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
         let mut builder = h2::client::Builder::new();
-        builder.max_concurrent_reset_streams(10_000);
+        // Many streams of small events that nobody reads yet are no attack in a test.
+        builder.max_concurrent_reset_streams(10_000).data_frame_budget(16 << 20);
         let (send, connection) = builder.handshake(stream).await.unwrap();
         Self { send, connection: tokio::spawn(connection) }
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Signer, ask, connect, rest, shake_hands, tls, wire};
+use super::{END, Signer, ask, connect, rest, shake_hands, tls, wire};
 use crate::support::gateway::free_address;
 use crate::support::{Gateway, Setup, stream_request, upstream};
 use tokio::io::AsyncWriteExt as _;
@@ -26,7 +26,7 @@ async fn gateway(rule: &str) -> (Mock, Gateway) {
 async fn call(to: SocketAddr, begin: &[u8]) -> String {
     let mut stream = connect(to).await;
     let _closed = stream.write_all(begin).await;
-    ask(&mut stream, &wire(&stream_request()), "[DONE]").await
+    ask(&mut stream, &wire(&stream_request()), END).await
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn connections_are_counted_for_the_caller_that_was_named() {
     for _ in 0..2 {
         let mut stream = connect(gateway.http).await;
         stream.write_all(V1).await.unwrap();
-        assert!(ask(&mut stream, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+        assert!(ask(&mut stream, &wire(&stream_request()), END).await.contains("[DONE]"));
         held.push(stream);
     }
     assert_eq!(call(gateway.http, V2).await, "", "its third");
@@ -109,7 +109,7 @@ async fn it_comes_before_tls_too() {
         let mut stream = connect(https).await;
         stream.write_all(begin).await.unwrap();
         let mut stream = shake_hands(&tls(&signer, None, &[]), stream).await.unwrap();
-        assert!(ask(&mut stream, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+        assert!(ask(&mut stream, &wire(&stream_request()), END).await.contains("[DONE]"));
     }
     gateway.wait_for_log_times(SAID, 2);
     // A handshake without it is no header.

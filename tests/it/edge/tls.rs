@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Http2, Signed, Signer, ask, connect, rest, shake_hands, tls, wire};
+use super::{END, Http2, Signed, Signer, ask, connect, rest, shake_hands, tls, wire};
 use crate::support::gateway::free_address;
 use crate::support::{Call, Gateway, Setup, stream_request, text_of, upstream, whole_request};
 use tollgate::mock::{Mock, Script};
@@ -44,7 +44,7 @@ async fn callers_with_tls_get_the_protocol_they_ask_for() {
             answer.body
         } else {
             let mut stream = stream;
-            ask(&mut stream, &wire(&stream_request()), "[DONE]").await
+            ask(&mut stream, &wire(&stream_request()), END).await
         };
         assert_eq!(text_of(&text), "Hello, world!", "{speaks:?}: {text}");
     }
@@ -61,7 +61,7 @@ async fn plain_http_on_the_tls_port_is_closed_and_harms_nobody() {
     let answer = ask(&mut stream, &wire(&whole_request()), "never").await;
     assert!(!answer.contains("200 OK"), "{answer}");
     let mut stream = shake_hands(&tls(&signer, None, &[]), connect(https).await).await.unwrap();
-    assert!(ask(&mut stream, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+    assert!(ask(&mut stream, &wire(&stream_request()), END).await.contains("[DONE]"));
     gateway.wait_for_refused("tls", 1).await;
 }
 
@@ -71,7 +71,7 @@ async fn is_served(https: SocketAddr, trusted: &Signer, shown: Option<&Signed>) 
         return false;
     };
     // With TLS 1.3 the refusal may come only after the caller's side of the handshake.
-    ask(&mut stream, &wire(&stream_request()), "[DONE]").await.contains("[DONE]")
+    ask(&mut stream, &wire(&stream_request()), END).await.contains("[DONE]")
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_new_certificate_is_shown_without_a_restart_and_a_bad_one_never() {
     let Tls { gateway, https, _upstream } = showing(&first, "", |_| ()).await;
     wait_until_shown(https, &signer, &first).await;
     let mut standing = shake_hands(&tls(&signer, None, &[]), connect(https).await).await.unwrap();
-    assert!(ask(&mut standing, &wire(&stream_request()), "[DONE]").await.contains("[DONE]"));
+    assert!(ask(&mut standing, &wire(&stream_request()), END).await.contains("[DONE]"));
 
     second.write_to(gateway.folder());
     wait_until_shown(https, &signer, &second).await;
@@ -123,7 +123,7 @@ async fn a_new_certificate_is_shown_without_a_restart_and_a_bad_one_never() {
 
     third.write_to(gateway.folder());
     wait_until_shown(https, &signer, &third).await;
-    let served = ask(&mut standing, &wire(&stream_request()), "[DONE]").await;
+    let served = ask(&mut standing, &wire(&stream_request()), END).await;
     assert!(served.contains("[DONE]"), "a connection that stands goes on with the certificate it has");
     assert_eq!(gateway.spent(2), 150_000);
 }
