@@ -36,9 +36,6 @@ use crate::clock;
 /// What is kept of a head, to tell its dialect when it is none.
 const START_BYTES_MAX: usize = 64;
 
-/// A write of so many bytes is not only a buffer's: Pingora's has 1460.
-const BUFFERED_BYTES_MAX: usize = 4096;
-
 /// What is said instead of Pingora's bare 400, by how the head began.
 pub(super) type Refusal = fn(&[u8]) -> Bytes;
 
@@ -85,19 +82,11 @@ impl Line {
         io::Error::new(io::ErrorKind::TimedOut, why.word())
     }
 
-    /// Passes on how a write went, unless something has waited too long to go out. `has_gone`: the socket took it,
-    /// not only a buffer on the way there, which an answer to a PING now and then would fill slowly.
-    fn bounded<T>(
-        &mut self,
-        written: Poll<io::Result<T>>,
-        has_gone: impl FnOnce(&T) -> bool,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<T>> {
-        if let Poll::Ready(written) = written {
-            if written.as_ref().map_or(true, has_gone) {
-                self.write_clock = None;
-            }
-            return Poll::Ready(written);
+    /// Passes on how a write went, unless it has waited too long.
+    fn bounded<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.write_clock = None;
+            return written;
         }
         let until = match &self.write_clock {
             Some(clock) => clock.deadline().into_std(),
@@ -170,7 +159,7 @@ impl AsyncWrite for Line {
             return Poll::Ready(Ok(buf.len()));
         }
         let written = Pin::new(&mut line.inner).poll_write(cx, buf);
-        line.bounded(written, |bytes| *bytes >= BUFFERED_BYTES_MAX, cx)
+        line.bounded(written, cx)
     }
 
     fn poll_write_vectored(
@@ -184,7 +173,7 @@ impl AsyncWrite for Line {
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }
         let written = Pin::new(&mut line.inner).poll_write_vectored(cx, bufs);
-        line.bounded(written, |bytes| *bytes >= BUFFERED_BYTES_MAX, cx)
+        line.bounded(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -197,7 +186,7 @@ impl AsyncWrite for Line {
             Poll::Ready(Ok(())) => Pin::new(&mut line.inner).poll_flush(cx),
             other => other,
         };
-        line.bounded(flushed, |()| true, cx)
+        line.bounded(flushed, cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -206,7 +195,7 @@ impl AsyncWrite for Line {
             Poll::Ready(Ok(())) => Pin::new(&mut line.inner).poll_shutdown(cx),
             other => other,
         };
-        line.bounded(closed, |()| true, cx)
+        line.bounded(closed, cx)
     }
 }
 
