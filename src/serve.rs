@@ -68,6 +68,7 @@ pub fn run_with(
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<()> {
+    let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config)?;
     let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
     let admin_listener = TcpListener::bind(listen.admin)
@@ -76,7 +77,6 @@ pub fn run_with(
     for Listener { field, address, .. } in &listen.callers {
         drop(TcpListener::bind(address).with_context(|| format!("cannot bind {field} {address}"))?);
     }
-    let listeners = open_files(&listen)?;
     let certificates: Vec<_> = listeners.iter().filter_map(|listener| listener.tls.clone()).collect();
     let first = listen.callers.first().map(|listener| listener.address).context("listen: nobody can call")?;
     raise_files_max(bounds.connections_max);
