@@ -11,6 +11,7 @@ pub mod clock;
 pub mod config;
 pub mod credential;
 pub mod drain;
+pub mod edge;
 pub mod entropy;
 pub mod journal;
 pub mod ledger;

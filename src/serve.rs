@@ -8,10 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use async_trait::async_trait;
+use pingora::apps::HttpServerOptions;
+use pingora::listeners::{L4BufferSettings, ListenerConfig};
+use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
 use pingora::services::background::{BackgroundService, background_service};
-use pingora_proxy::ProxyServiceBuilder;
+use pingora::services::listening::Service;
+use pingora_proxy::{HttpProxy, http_proxy};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -20,11 +25,13 @@ use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
 use crate::clock;
 use crate::config::Config;
+use crate::config::checked::{Bounds, Listen, Listener};
 use crate::drain::{Drain, Watch};
+use crate::edge::{self, Connections, Door, Tls};
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
 use crate::pool::{Pool, Snapshot};
-use crate::proxy::{Bodies, Gateway, Warmer};
+use crate::proxy::{self, Bodies, Gateway, Warmer};
 use crate::store::{Embedded, Holds};
 
 /// How often holds of dropped requests are settled.
@@ -37,6 +44,18 @@ const REACH_OUT: Duration = Duration::from_secs(1);
 const CHECK_LOOK: Duration = Duration::from_millis(500);
 /// How often files with credentials are read.
 const REREAD: Duration = Duration::from_secs(1);
+/// How often it is looked whether certificates have changed.
+const LOOK_AT_CERTIFICATES: Duration = Duration::from_secs(1);
+/// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
+/// Pingora's default of 64 KiB is most of what an idle connection costs.
+const READ_BUFFER_BYTES: usize = 4 << 10;
+/// Open files that the process needs beside connections and their upstreams'.
+const OTHER_FILES: u64 = 256;
+/// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
+/// path of 100 ms until they are faster than 10 MB/s.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// And on all streams of a connection; no caller can make us keep more.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// By how many seconds Pingora's grace time is longer than the longest drain.
 const GRACE_MORE: u64 = 60;
 
@@ -58,12 +77,18 @@ pub fn run_with(
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<()> {
+    let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config)?;
     let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
     let admin_listener = TcpListener::bind(listen.admin)
         .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
     // Pingora binds later and would panic: find out now.
-    drop(TcpListener::bind(listen.http).with_context(|| format!("cannot bind listen.http {}", listen.http))?);
+    for Listener { field, address, .. } in &listen.callers {
+        drop(TcpListener::bind(address).with_context(|| format!("cannot bind {field} {address}"))?);
+    }
+    let certificates: Vec<_> = listeners.iter().filter_map(|listener| listener.tls.clone()).collect();
+    let first = listen.callers.first().map(|listener| listener.address).context("listen: nobody can call")?;
+    raise_files_max(bounds.connections_max);
 
     let keys = std::mem::take(&mut booted.keys);
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
@@ -104,13 +129,16 @@ pub fn run_with(
     let mut server =
         Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max, drain.max));
     server.bootstrap();
-    let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("gateway").build();
-    proxy.add_tcp(&listen.http.to_string());
-    server.add_service(proxy);
+    let mut service = Service::new("gateway".to_owned(), door(&server.configuration, gateway, listeners));
+    for listener in &listen.callers {
+        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
+        service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
+    }
+    server.add_service(service);
     admin_listener.set_nonblocking(true)?;
     server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
     let warm_pool = Arc::clone(&pool);
-    let keeper = Keeper { store: Arc::clone(&booted.store), pool, http: listen.http, serving };
+    let keeper = Keeper { store: Arc::clone(&booted.store), pool, first, certificates, serving };
     server.add_service(background_service("keeper", keeper));
     let warm = Warm { warmer, pool: warm_pool, drain: Arc::clone(&drain_state) };
     server.add_service(background_service("warmer", warm));
@@ -125,6 +153,85 @@ pub fn run_with(
     booted.stop();
     tracing::info!("left");
     Ok(())
+}
+
+/// The door, and behind it Pingora's proxy.
+fn door(
+    conf: &Arc<ServerConf>,
+    gateway: Gateway,
+    listeners: Vec<edge::Listener>,
+) -> Door<HttpProxy<Gateway>> {
+    let metrics = Arc::clone(&gateway.metrics);
+    let bounds = &gateway.bounds;
+    let (head_timeout, write_timeout) = (bounds.head_timeout, bounds.write_timeout);
+    let requests_max = bounds.requests_per_connection_max;
+    let per_address_max = bounds.connections_per_address_max;
+    let connections = Connections::new(bounds.connections_max, per_address_max, metrics.connections.clone());
+    let mut options = HttpServerOptions::default();
+    options.h2_idle_timeout = Some(bounds.keepalive);
+    // Not to serve it: our own door refuses it, in words that callers read.
+    options.allow_connect_method_proxying = true;
+    let http2 = http2(bounds);
+    let mut proxy = http_proxy(conf, gateway);
+    proxy.server_options = Some(options);
+    proxy.h2_options = Some(http2);
+    Door {
+        app: Arc::new(proxy),
+        listeners,
+        connections,
+        metrics,
+        head_timeout,
+        write_timeout,
+        requests_max,
+        refusal: proxy::unreadable,
+    }
+}
+
+/// What callers of HTTP/2 may do. The rest of its bounds are the crate `h2`'s: 20 streams that were reset before
+/// we saw them, 1024 errors of ours, as many CONTINUATION frames as the header list needs.
+fn http2(bounds: &Bounds) -> H2Options {
+    let mut options = default_h2_options();
+    // Above it h2 answers a bare 431 by itself; our own bound, with its words, is half of it.
+    let list_max = u32::try_from(bounds.head_bytes_max.saturating_mul(2)).unwrap_or(u32::MAX);
+    options
+        .max_header_list_size(list_max)
+        .max_concurrent_streams(bounds.http2_streams_max)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+    options
+}
+
+/// Reads what listeners need before they are bound.
+fn open_files(listen: &Listen) -> anyhow::Result<Vec<edge::Listener>> {
+    let open = |listener: &Listener| {
+        let Listener { field: _, address, tls, h2c, proxy_protocol } = listener.clone();
+        let tls = tls.map(|files| Tls::load(&files)).transpose()?.map(Arc::new);
+        Ok(edge::Listener { address, tls, h2c, proxy_protocol })
+    };
+    listen.callers.iter().map(open).collect()
+}
+
+/// Lets the process open as many files as the connections need, as far as the system allows: the usual 1024 are
+/// a limit for programs that use `select`.
+fn raise_files_max(connections_max: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+    // A connection of a caller, and one to an upstream.
+    let wanted =
+        u64::try_from(connections_max).unwrap_or(u64::MAX).saturating_mul(2).saturating_add(OTHER_FILES);
+    let files_max = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if files_max < wanted {
+        tracing::warn!(
+            files_max,
+            wanted,
+            "the process may open fewer files than bounds.connections_max needs: raise the limit (`ulimit -Hn`, or LimitNOFILE in systemd)"
+        );
+    }
 }
 
 fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
@@ -182,7 +289,9 @@ impl BackgroundService for Warm {
 struct Keeper {
     store: Arc<Embedded>,
     pool: Arc<Pool>,
-    http: SocketAddr,
+    /// Where callers connect.
+    first: SocketAddr,
+    certificates: Vec<Arc<Tls>>,
     serving: Arc<AtomicBool>,
 }
 
@@ -197,6 +306,7 @@ impl BackgroundService for Keeper {
             () = self.reread_credentials() => {}
             () = self.check() => {}
             () = self.announce() => {}
+            () = self.renew() => {}
         }
     }
 }
@@ -207,6 +317,17 @@ impl Keeper {
         loop {
             tick.tick().await;
             self.store.sweep();
+        }
+    }
+
+    /// Shows a certificate that was renewed.
+    async fn renew(&self) {
+        let mut tick = tokio::time::interval(LOOK_AT_CERTIFICATES);
+        loop {
+            tick.tick().await;
+            for certificate in &self.certificates {
+                certificate.look_again();
+            }
         }
     }
 
@@ -294,11 +415,11 @@ impl Keeper {
 
     /// Says that we serve when a connection to our own port really stands; then waits for ever.
     async fn announce(&self) {
-        while tokio::net::TcpStream::connect(self.http).await.is_err() {
+        while tokio::net::TcpStream::connect(self.first).await.is_err() {
             tokio::time::sleep(SWEEP).await;
         }
         self.serving.store(true, Ordering::Release);
-        tracing::info!(http = %self.http, "serving");
+        tracing::info!(http = %self.first, "serving");
         std::future::pending::<()>().await;
     }
 }

@@ -12,6 +12,7 @@ use filters::dialect::Operation;
 use crate::admin::explain::Asked;
 use crate::books::Direction;
 use crate::config::{self, Config};
+use crate::edge::Tls;
 use crate::mock::{self, Script};
 use crate::ops::log::{self, Format};
 use crate::serve;
@@ -313,6 +314,9 @@ impl Cli {
             }
             Verb::Check => {
                 let config = load(&self.config)?;
+                for files in config.listen.callers.iter().filter_map(|listener| listener.tls.as_ref()) {
+                    Tls::load(files)?;
+                }
                 let (models, endpoints) = (config.catalogue.models.len(), config.catalogue.endpoints.len());
                 books::say(&format!("{}: good. {models} models, {endpoints} routes.", self.config.display()))
             }

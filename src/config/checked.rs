@@ -15,6 +15,7 @@ use filters::money::{Amount, PriceCard, PriceList, Rate, Tier};
 use filters::route::Sort;
 use filters::upstream::classify::{Class, Rule};
 use filters::upstream::watchdog::Limit;
+use ipnet::IpNet;
 
 use super::reach::{self, Reach};
 use super::{Faults, join, raw};
@@ -44,10 +45,40 @@ pub struct Config {
 
 #[derive(Debug)]
 pub struct Listen {
-    pub http: SocketAddr,
+    /// Where callers connect: never empty, the first public one first.
+    pub callers: Vec<Listener>,
     pub admin: SocketAddr,
     /// At least one.
     pub threads: usize,
+}
+
+/// An address at which callers connect.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// Its field, for whoever has to mend it.
+    pub field: &'static str,
+    pub address: SocketAddr,
+    pub tls: Option<TlsFiles>,
+    /// Whether HTTP/2 may be spoken without TLS.
+    pub h2c: bool,
+    pub proxy_protocol: Option<ProxyProtocol>,
+}
+
+/// What a listener shows of itself, and whom it lets in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Who may say whose connection it is.
+#[derive(Clone, Debug)]
+pub struct ProxyProtocol {
+    /// Only they may connect, and they must say it.
+    pub required: bool,
+    /// Never empty.
+    pub trusted: Vec<IpNet>,
 }
 
 #[derive(Debug)]
@@ -58,6 +89,11 @@ pub struct Bounds {
     pub head_bytes_max: usize,
     pub write_timeout: Duration,
     pub keepalive: Duration,
+    pub head_timeout: Duration,
+    pub connections_max: usize,
+    pub connections_per_address_max: usize,
+    pub requests_per_connection_max: u32,
+    pub http2_streams_max: u32,
     pub open_holds_max: usize,
 }
 
@@ -280,18 +316,92 @@ impl Check {
     }
 
     fn listen(&mut self, raw: &raw::Listen) -> Option<Listen> {
-        let http = self.address("listen.http", &raw.http);
+        let callers = self.callers(raw);
         let admin = self.address("listen.admin", &raw.admin);
         if raw.threads == Some(0) {
             self.fault("listen.threads", "must be at least 1");
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = raw.threads.map_or(cores, usize::from);
-        let listen = Listen { http: http?, admin: admin?, threads };
-        if listen.http == listen.admin && listen.http.port() != 0 {
-            self.fault("listen.admin", "must not be the same address as `listen.http`");
+        let listen = Listen { callers: callers?, admin: admin?, threads };
+        let mut taken = vec![("listen.admin", listen.admin)];
+        for listener in &listen.callers {
+            let (field, address) = (listener.field, listener.address);
+            if let Some((other, _)) = taken.iter().find(|(_, a)| *a == address && a.port() != 0) {
+                self.fault(field, format!("must not be the same address as `{other}`"));
+            }
+            taken.push((field, address));
         }
         Some(listen)
+    }
+
+    fn callers(&mut self, raw: &raw::Listen) -> Option<Vec<Listener>> {
+        let raw::Listen { http, https, internal, admin: _, threads: _ } = raw;
+        if http.is_none() && https.is_none() {
+            self.fault("listen", "needs `http` or `https`, or nobody can call");
+            return None;
+        }
+        let mut callers = vec![];
+        if let Some(raw::Plain { address, proxy_protocol }) = http {
+            callers.push(self.listener("listen.http", address, proxy_protocol.as_ref()));
+        }
+        if let Some(raw::Https { address, cert_file, key_file, client_ca_file, proxy_protocol }) = https {
+            let listener = self.listener("listen.https", address, proxy_protocol.as_ref());
+            let tls = TlsFiles {
+                cert: self.file("listen.https.cert_file", cert_file),
+                key: self.file("listen.https.key_file", key_file),
+                client_ca: client_ca_file.as_ref().map(|ca| self.file("listen.https.client_ca_file", ca)),
+            };
+            callers.push(listener.map(|listener| Listener { tls: Some(tls), ..listener }));
+        }
+        if let Some(raw::Internal { address, h2c, proxy_protocol }) = internal {
+            let listener = self.listener("listen.internal", address, proxy_protocol.as_ref());
+            callers.push(listener.map(|listener| Listener { h2c: h2c.unwrap_or(false), ..listener }));
+        }
+        callers.into_iter().collect()
+    }
+
+    /// One without TLS.
+    fn listener(
+        &mut self,
+        field: &'static str,
+        address: &str,
+        proxy_protocol: Option<&raw::ProxyProtocol>,
+    ) -> Option<Listener> {
+        let proxy_protocol = proxy_protocol.map(|raw| self.proxy_protocol(field, raw));
+        let address = self.address(field, address)?;
+        Some(Listener { field, address, tls: None, h2c: false, proxy_protocol })
+    }
+
+    fn file(&mut self, path: &str, name: &str) -> PathBuf {
+        if name.is_empty() {
+            self.fault(path, "must name a file");
+        }
+        PathBuf::from(name)
+    }
+
+    fn proxy_protocol(&mut self, listener: &str, raw: &raw::ProxyProtocol) -> ProxyProtocol {
+        let path = join(listener, "proxy_protocol.trusted");
+        let mut trusted = vec![];
+        for (index, network) in raw.trusted.iter().enumerate() {
+            match network.parse::<IpNet>() {
+                Ok(network) => trusted.push(network.trunc()),
+                Err(_) => {
+                    self.fault(
+                        format!("{path}[{index}]"),
+                        format!("`{network}` is no network such as 10.0.0.0/8 or fd00::/8"),
+                    );
+                }
+            }
+        }
+        if raw.trusted.is_empty() {
+            self.fault(path, "must name the load balancers' network: nobody else's word counts");
+        }
+        let required = match raw.mode {
+            raw::ProxyModeName::Accept => false,
+            raw::ProxyModeName::Require => true,
+        };
+        ProxyProtocol { required, trusted }
     }
 
     fn address(&mut self, path: &str, text: &str) -> Option<SocketAddr> {
@@ -308,6 +418,9 @@ impl Check {
         };
         let span =
             |value: Option<raw::Span>, seconds| value.map_or_else(|| Duration::from_secs(seconds), |s| s.0);
+        let count = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+        let connections = raw.connections_max.unwrap_or(1 << 15);
+        let per_address = raw.connections_per_address_max.unwrap_or_else(|| connections.div_ceil(2));
         let bounds = Bounds {
             body_bytes_max: bytes(raw.body_max, 32 << 20),
             bodies_bytes_max: bytes(raw.bodies_bytes_max, memory_bytes() / 4),
@@ -315,11 +428,20 @@ impl Check {
             head_bytes_max: bytes(raw.head_max, 64 << 10),
             write_timeout: span(raw.write_timeout, 60),
             keepalive: span(raw.keepalive, 75),
+            head_timeout: span(raw.head_timeout, 15),
+            connections_max: count(connections),
+            connections_per_address_max: count(per_address),
+            requests_per_connection_max: raw.requests_per_connection_max.unwrap_or(10_000),
+            http2_streams_max: raw.http2_streams_max.unwrap_or(100),
             open_holds_max: usize::try_from(raw.open_holds_max.unwrap_or(1 << 16)).unwrap_or(1 << 16),
         };
         for (name, value) in [
             ("body_max", bounds.body_bytes_max),
             ("head_max", bounds.head_bytes_max),
+            ("connections_max", bounds.connections_max),
+            ("connections_per_address_max", bounds.connections_per_address_max),
+            ("requests_per_connection_max", count(bounds.requests_per_connection_max)),
+            ("http2_streams_max", count(bounds.http2_streams_max)),
             ("open_holds_max", bounds.open_holds_max),
         ] {
             if value == 0 {
@@ -329,8 +451,11 @@ impl Check {
         if bounds.bodies_bytes_max < bounds.body_bytes_max {
             self.fault("bounds.bodies_bytes_max", "must hold at least one body of `bounds.body_max`");
         }
-        for (name, value) in [("body_timeout", bounds.body_timeout), ("write_timeout", bounds.write_timeout)]
-        {
+        for (name, value) in [
+            ("body_timeout", bounds.body_timeout),
+            ("write_timeout", bounds.write_timeout),
+            ("head_timeout", bounds.head_timeout),
+        ] {
             self.positive(format!("bounds.{name}"), value);
         }
         bounds
@@ -1055,6 +1180,45 @@ bootstrap:
         assert_eq!(faults(&mute), [(Some(10), "models.m.routes".to_owned())]);
         let unknown = parse(&named("[chat, rerank]"), vars).expect_err("a fault").to_string();
         assert!(unknown.contains("rerank") && unknown.contains("embeddings"), "{unknown}");
+    }
+
+    #[test]
+    fn callers_may_connect_by_http_by_https_and_from_inside() {
+        let listens = |listen: &str| {
+            let text = GOOD.replace("http: 127.0.0.1:8080, ", listen);
+            parse(&text, vars).map(|config| config.listen.callers)
+        };
+        let tls = "https: { address: 127.0.0.1:8443, cert_file: c, key_file: k }, ";
+        let only_tls = listens(tls).unwrap();
+        assert_eq!((only_tls.len(), only_tls[0].field, only_tls[0].h2c), (1, "listen.https", false));
+        let all = listens(&format!(
+            "http: {{ address: 127.0.0.1:8080, proxy_protocol: {{ mode: require, trusted: [10.1.2.3/8] }} }}, {tls}\
+             internal: {{ address: 127.0.0.1:8081, h2c: true }}, "
+        ));
+        let all = all.unwrap();
+        let trusted = all[0].proxy_protocol.as_ref().unwrap();
+        assert!(trusted.required && trusted.trusted[0].to_string() == "10.0.0.0/8");
+        assert!(all[1].tls.is_some() && all[2].tls.is_none() && all[2].h2c);
+    }
+
+    #[test]
+    fn listeners_that_cannot_be_meant_are_refused() {
+        let with = |listen: &str| faults(&GOOD.replace("http: 127.0.0.1:8080, ", listen));
+        let paths = |listen: &str| with(listen).into_iter().map(|(_, path)| path).collect::<Vec<_>>();
+        assert_eq!(paths(""), ["listen"]);
+        assert_eq!(paths("internal: { address: 127.0.0.1:8081 }, "), ["listen"], "nobody outside can call");
+        assert_eq!(paths("http: 127.0.0.1:9090, "), ["listen.http"], "the admin port's");
+        assert_eq!(
+            paths("https: { address: x, cert_file: '', key_file: k }, "),
+            ["listen.https", "listen.https.cert_file"]
+        );
+        let trusting = |list: &str| {
+            paths(&format!(
+                "http: {{ address: 127.0.0.1:1, proxy_protocol: {{ mode: accept, trusted: {list} }} }}, "
+            ))
+        };
+        assert_eq!(trusting("[]"), ["listen.http.proxy_protocol.trusted"]);
+        assert_eq!(trusting("[ten]"), ["listen.http.proxy_protocol.trusted[0]"]);
     }
 
     #[test]

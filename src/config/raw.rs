@@ -39,13 +39,83 @@ pub struct File {
 #[derive(Debug, Deserr)]
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Listen {
-    /// Plain HTTP/1.1 for callers. Put TLS in front, or keep it on a private network.
-    pub http: String,
+    /// Plain HTTP/1.1 for callers: an address, or a block as below. Put TLS in front, or keep it on a private network.
+    #[deserr(default)]
+    pub http: Option<Plain>,
+    /// TLS for callers: HTTP/2 and HTTP/1.1, as they ask. At least one of `http` and `https` must be there.
+    #[deserr(default)]
+    pub https: Option<Https>,
+    /// Plain HTTP for callers of our own network, beside the public addresses: never on a public one.
+    #[deserr(default)]
+    pub internal: Option<Internal>,
     /// Metrics and health. It has no authentication: never on a public address.
     pub admin: String,
     /// Worker threads of the proxy. Default: one per core.
     #[deserr(default)]
     pub threads: Option<u16>,
+}
+
+/// A plain address of callers, however it was written.
+#[derive(Debug)]
+pub struct Plain {
+    /// Where to listen.
+    pub address: String,
+    /// Believe a load balancer that says in front of each connection whose it is (PROXY protocol, v1 and v2). Default: nobody.
+    pub proxy_protocol: Option<ProxyProtocol>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+struct PlainBlock {
+    address: String,
+    #[deserr(default)]
+    proxy_protocol: Option<ProxyProtocol>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Https {
+    /// Where to listen.
+    pub address: String,
+    /// The certificate and those between it and its root, in PEM. Read again when it changes; the last good one counts.
+    pub cert_file: String,
+    /// Its private key, in PEM.
+    pub key_file: String,
+    /// Callers must show a certificate that one of these signed, in PEM. Default: they need none.
+    #[deserr(default)]
+    pub client_ca_file: Option<String>,
+    /// Believe a load balancer that says in front of each connection whose it is (PROXY protocol, v1 and v2). Default: nobody.
+    #[deserr(default)]
+    pub proxy_protocol: Option<ProxyProtocol>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Internal {
+    /// Where to listen.
+    pub address: String,
+    /// Speak HTTP/2 without TLS too, with callers that begin with it. Default false.
+    #[deserr(default)]
+    pub h2c: Option<bool>,
+    /// Believe a load balancer that says in front of each connection whose it is (PROXY protocol, v1 and v2). Default: nobody.
+    #[deserr(default)]
+    pub proxy_protocol: Option<ProxyProtocol>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct ProxyProtocol {
+    /// `accept` (a trusted source may say it, others connect as themselves) or `require` (nobody else may connect).
+    pub mode: ProxyModeName,
+    /// Networks whose word counts, such as `10.0.0.0/8`.
+    pub trusted: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults, rename_all = lowercase)]
+pub enum ProxyModeName {
+    Accept,
+    Require,
 }
 
 #[derive(Debug, Deserr)]
@@ -77,12 +147,29 @@ pub struct Bounds {
     /// The largest request head. Default 64KiB.
     #[deserr(default)]
     pub head_max: Option<Bytes>,
-    /// The time one write to a caller may block. Default 60s.
+    /// The time one write to a caller may block; one that does not read is cut, and pays for what was used. Default 60s.
     #[deserr(default)]
     pub write_timeout: Option<Span>,
     /// The time an idle connection of a caller stays open. Default 75s.
     #[deserr(default)]
     pub keepalive: Option<Span>,
+    /// The time from a new connection (TLS included), or from the first byte of a further request, to the end of the
+    /// request's head; then the connection is closed. Default 15s.
+    #[deserr(default)]
+    pub head_timeout: Option<Span>,
+    /// Connections of callers; beyond it new ones are closed at once. Default 32768.
+    #[deserr(default)]
+    pub connections_max: Option<u32>,
+    /// Connections of one caller's address (of one /64 with IPv6); beyond it new ones are closed at once. A load
+    /// balancer without PROXY protocol is one address. Default: half of `connections_max`.
+    #[deserr(default)]
+    pub connections_per_address_max: Option<u32>,
+    /// Requests on one connection; after them it is closed in peace (HTTP/2: GOAWAY). Default 10000.
+    #[deserr(default)]
+    pub requests_per_connection_max: Option<u32>,
+    /// Requests at once on one HTTP/2 connection; a caller that knows waits with more. Default 100.
+    #[deserr(default)]
+    pub http2_streams_max: Option<u32>,
     /// Calls in flight with money set aside. Default 65536.
     #[deserr(default)]
     pub open_holds_max: Option<u32>,
@@ -580,6 +667,23 @@ impl<T: Deserr<Faults>> Deserr<Faults> for Named<T> {
             }
         }
         if faults.0.is_empty() { Ok(Self(named)) } else { Err(faults) }
+    }
+}
+
+impl Deserr<Faults> for Plain {
+    /// An address alone, or the block.
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        match value {
+            Value::String(address) => Ok(Self { address, proxy_protocol: None }),
+            block @ Value::Map(_) => {
+                let PlainBlock { address, proxy_protocol } = PlainBlock::deserialize_from_value(block, at)?;
+                Ok(Self { address, proxy_protocol })
+            }
+            other => Err(wrong_kind(other, &[ValueKind::String, ValueKind::Map], at)),
+        }
     }
 }
 

@@ -23,11 +23,17 @@ pub enum Format {
 /// Libraries whose finer lines show heads, and with them keys and credentials.
 const TALKATIVE: [&str; 5] = ["pingora", "h2", "hyper", "reqwest", "rustls"];
 
+/// Parts of Pingora that take a caller who leaves or speaks no HTTP for an error of ours: anybody could
+/// fill the log. Our own lines and metrics say what there is to say.
+const CALLERS_FAULTS: [&str; 2] = ["pingora_proxy", "pingora_core::apps"];
+
 /// Whether a line may be written, whatever `RUST_LOG` says: `RUST_LOG=trace` must not show a key.
 fn is_discreet(line: &Metadata<'_>) -> bool {
-    let talkative = TALKATIVE.iter().any(|library| line.target().starts_with(library));
-    let most = if line.target().starts_with("pingora_proxy") { Level::ERROR } else { Level::WARN };
-    !talkative || *line.level() <= most
+    let is_of = |part: &&str| line.target().starts_with(*part);
+    if CALLERS_FAULTS.iter().any(&is_of) {
+        return false;
+    }
+    !TALKATIVE.iter().any(is_of) || *line.level() <= Level::WARN
 }
 
 /// Starts logging. `RUST_LOG` overrides the default filter.

@@ -51,6 +51,10 @@ pub struct Metrics {
     pub journal_unposted: IntGauge,
     /// Whether new calls are wanted (1) or not (0).
     pub ready: IntGauge,
+    /// Connections of callers.
+    pub connections: IntGauge,
+    /// Connections of callers that were not let in or were ended by us, by reason.
+    pub connections_refused: IntCounterVec,
     /// Unix time of the process's start.
     pub started: Gauge,
 }
@@ -121,6 +125,13 @@ impl Metrics {
                 "Settled calls that the ledger does not have yet.",
             )?,
             ready: gauge(r, "ready", "Whether new calls are wanted.")?,
+            connections: gauge(r, "connections", "Connections of callers.")?,
+            connections_refused: counters(
+                r,
+                "connections_refused_total",
+                "Connections of callers that were not let in or were ended by us.",
+                &["reason"],
+            )?,
             started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
             registry,
         })

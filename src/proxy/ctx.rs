@@ -22,6 +22,7 @@ use super::keyed::First;
 use super::warm::Target;
 use crate::config::checked::Endpoint;
 use crate::drain::InFlight;
+use crate::edge::Connection;
 use crate::pool::endpoint::Addresses;
 use crate::pool::peer::Via;
 use crate::pool::upstreams::Leg;
@@ -42,6 +43,8 @@ pub struct Ctx {
     pub(super) principal: Option<Arc<Principal>>,
     /// The call carries an idempotency key and is the first under it.
     pub(super) keyed: Option<First>,
+    /// The connection it came by.
+    pub(super) connection: Option<Arc<Connection>>,
     pub(super) _in_flight: InFlight,
 }
 
@@ -97,6 +100,7 @@ impl Ctx {
             replied: None,
             principal: None,
             keyed: None,
+            connection: None,
             _in_flight: in_flight,
         }
     }

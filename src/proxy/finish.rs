@@ -123,6 +123,7 @@ fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, t
     tracing::info!(
         target: "access",
         request_id = ctx.request_id,
+        caller = ctx.connection.as_ref().map(|c| display(c.caller.ip())),
         surface = ctx.surface,
         account = ctx.principal.as_ref().map_or("", |p| p.account_name.as_str()),
         model = call.map_or("", Call::model_name),

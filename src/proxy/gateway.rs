@@ -22,6 +22,7 @@ use crate::books::Books;
 use crate::config::checked::Bounds;
 use crate::credential::Credential;
 use crate::drain::Drain;
+use crate::edge::Connection;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::store::Holds;
@@ -53,12 +54,15 @@ impl ProxyHttp for Gateway {
             ctx.stage = Stage::WarmingUp(target);
             return Ok(());
         }
+        ctx.connection = Connection::of(session.as_downstream().digest());
+        let may_follow = ctx.connection.as_ref().is_none_or(|connection| connection.request_began());
         let downstream = session.as_downstream_mut();
         // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
-        let wanted = downstream.get_keepalive().is_some() && !self.drain.is_closing();
+        let wanted = downstream.get_keepalive().is_some() && may_follow && !self.drain.is_closing();
         let keepalive = wanted.then(|| self.bounds.keepalive.as_secs().max(1));
         downstream.set_keepalive(keepalive);
-        downstream.set_read_timeout(Some(self.bounds.body_timeout));
+        // Only for reads that are not ours: the one limit of a body would else run out twice at once.
+        downstream.set_read_timeout(Some(self.bounds.body_timeout.saturating_mul(2)));
         downstream.set_write_timeout(Some(self.bounds.write_timeout));
         // Without it one stray byte behind the request would cut the running answer.
         downstream.set_pipelining_enabled(true);
@@ -181,6 +185,9 @@ impl ProxyHttp for Gateway {
             gate::unwrap(session, &gate);
         }
         self.finish(session, ctx).await;
+        if let Some(connection) = &ctx.connection {
+            connection.request_ended();
+        }
     }
 
     // Our decision and access lines say it better, and without paths or hosts in them.

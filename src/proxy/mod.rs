@@ -27,4 +27,5 @@ pub use bodies::Bodies;
 pub use ctx::Ctx;
 pub use gateway::Gateway;
 pub use keyed::KeyedCalls;
+pub use reply::unreadable;
 pub use warm::Warmer;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use filters::auth;
 use filters::verdict::{Reason, Rejection};
+use http::Method;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use pingora_proxy::Session;
 
@@ -107,6 +108,12 @@ impl Gateway {
             let message =
                 "The length of the body is said twice. Send one Content-Length, or Transfer-Encoding.";
             return Err(Rejection::new(Reason::InvalidRequest, message));
+        }
+        if head.method == Method::CONNECT {
+            return Err(Rejection::new(
+                Reason::MethodNotAllowed,
+                "Nothing is tunnelled: CONNECT is not served.",
+            ));
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();

@@ -123,6 +123,10 @@ impl Sent {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
+    pub fn is_h2(&self) -> bool {
+        self.h2
+    }
+
     fn is_raw(&self) -> bool {
         self.raw.is_some()
     }

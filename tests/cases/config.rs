@@ -30,6 +30,8 @@ pub enum Model {
 pub struct Place<'a> {
     pub http: std::net::SocketAddr,
     pub admin: std::net::SocketAddr,
+    /// For callers of HTTP/2.
+    pub h2c: std::net::SocketAddr,
     pub data: &'a std::path::Path,
 }
 
@@ -136,7 +138,10 @@ pub fn config(
     let model = Model::of(case);
     let mut draft = Draft {
         file: json!({
-            "listen": { "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2 },
+            "listen": {
+                "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2,
+                "internal": { "address": place.h2c.to_string(), "h2c": true },
+            },
             "store": { "embedded": { "path": place.data.display().to_string() } },
             "bounds": { "body_max": "10MiB" },
             "routing": { "attempts_max": 3, "explore": false },

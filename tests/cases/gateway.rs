@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Gateway {
     pub http: SocketAddr,
     pub admin: SocketAddr,
+    h2c: SocketAddr,
     child: Child,
     log: Arc<Log>,
     config: PathBuf,
@@ -46,16 +47,16 @@ impl Gateway {
         let text = serde_json::to_string_pretty(config).map_err(|e| e.to_string())?;
         std::fs::write(&path, text).map_err(|e| e.to_string())?;
         let address = |key: &str| {
-            let text = config["listen"][key].as_str().unwrap_or_default();
+            let place = &config["listen"][key];
+            let text = place.as_str().or_else(|| place["address"].as_str()).unwrap_or_default();
             text.parse::<SocketAddr>().map_err(|e| format!("listen.{key}: {e}"))
         };
-        Self::spawn(path, address("http")?, address("admin")?, level)
+        Self::spawn(path, [address("http")?, address("admin")?, address("internal")?], level)
     }
 
     fn spawn(
         config: PathBuf,
-        http: SocketAddr,
-        admin: SocketAddr,
+        [http, admin, h2c]: [SocketAddr; 3],
         level: Option<String>,
     ) -> Result<Self, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
@@ -71,13 +72,18 @@ impl Gateway {
             let log = Arc::clone(&log);
             std::thread::spawn(move || log.collect(BufReader::new(stderr)));
         }
-        let mut gateway = Self { http, admin, child, log, config, level };
+        let mut gateway = Self { http, admin, h2c, child, log, config, level };
         if gateway.log.wait_for("serving") {
             return Ok(gateway);
         }
         let said = gateway.log().join(" ");
         let _gone = gateway.child.kill();
         Err(format!("the gateway does not start: {}", said.trim()))
+    }
+
+    /// Where a call goes, by what it speaks.
+    pub fn for_call(&self, sent: &Sent) -> SocketAddr {
+        if sent.is_h2() { self.h2c } else { self.http }
     }
 
     pub fn pid(&self) -> u32 {
@@ -111,7 +117,7 @@ impl Gateway {
     pub fn restart(&mut self) -> Result<(), String> {
         let _gone = self.child.kill();
         let _gone = self.child.wait();
-        let again = Self::spawn(self.config.clone(), self.http, self.admin, self.level.clone())?;
+        let again = Self::spawn(self.config.clone(), [self.http, self.admin, self.h2c], self.level.clone())?;
         // The old one's lines go first: secrets are looked for in all of them.
         let mut lines = self.log();
         lines.append(&mut again.log.lines.lock().expect("the log").0);

@@ -279,7 +279,8 @@ async fn balance(case: &Case) -> Result<i64, String> {
     upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Good));
     let mut gateways = start_gateways(&keyed, &upstreams, &folder, 1_000_000_000_000)?;
     let client = alone.calls().next().ok_or("the case has no call")?;
-    Sent::of(client)?.call(gateways[0].http).await;
+    let sent = Sent::of(client)?;
+    sent.call(gateways[0].for_call(&sent)).await;
     settled(&mut gateways, SETTLING).await;
     let settlements = Books::of(&folder.path().join("data")).settlements()?;
     let held = settlements.first().ok_or("the hold of the request cannot be measured: there was none")?.held;
@@ -305,7 +306,7 @@ fn start_gateways(
     let data = folder.path().join("data");
     let mut gateways = vec![];
     for index in 0..count {
-        let place = Place { http: free_address(), admin: free_address(), data: &data };
+        let place = Place { http: free_address(), admin: free_address(), h2c: free_address(), data: &data };
         let config = config::config(case, upstreams, &place, balance)?;
         let level = config::log_level(case);
         let started = match Gateway::start(folder.path(), &format!("gateway{index}"), &config, level.clone())
@@ -354,7 +355,7 @@ async fn group(
         }
         sent.gateway_pid = gateway.pid();
         let path = client.path().split('?').next().unwrap_or_default();
-        let to = if ADMIN_PATHS.contains(&path) { gateway.admin } else { gateway.http };
+        let to = if ADMIN_PATHS.contains(&path) { gateway.admin } else { gateway.for_call(&sent) };
         sent.call(to).await
     };
     if !client.schedule_ms.is_empty() {

@@ -19,6 +19,7 @@ mod books;
 mod callers;
 mod disk;
 mod docs;
+mod edge;
 mod errors;
 mod fold;
 mod hostile;

@@ -33,6 +33,9 @@ pub struct Setup {
     /// Of one upstream alone: its own keys, and whether it speaks TLS.
     own: BTreeMap<usize, (String, bool)>,
     extra: String,
+    http: String,
+    has_http: bool,
+    listen: String,
     key: String,
     account: String,
     model: String,
@@ -64,6 +67,9 @@ impl Setup {
             limits: "context: 128000, output: 16384".to_owned(),
             own: BTreeMap::new(),
             extra: String::new(),
+            http: String::new(),
+            has_http: true,
+            listen: String::new(),
             key: "default_output_tokens: 1000".to_owned(),
             account: String::new(),
             model: String::new(),
@@ -111,6 +117,24 @@ impl Setup {
     pub fn with(mut self, yaml: &str) -> Self {
         self.extra.push_str(yaml);
         self.extra.push('\n');
+        self
+    }
+
+    /// More of the block `listen.http`.
+    pub fn http(mut self, yaml: &str) -> Self {
+        self.http = format!(", {yaml}");
+        self
+    }
+
+    /// No `listen.http`: nothing may be asked of [`Gateway::http`].
+    pub fn without_http(mut self) -> Self {
+        self.has_http = false;
+        self
+    }
+
+    /// More of the block `listen:`.
+    pub fn listen(mut self, yaml: &str) -> Self {
+        self.listen.push_str(&format!(", {yaml}"));
         self
     }
 
@@ -213,15 +237,21 @@ impl Setup {
                 self.upstreams.len() - 1,
             ));
         }
-        let Self { extra, balance, key, account, model, drain_max, routing, limits, .. } = self;
+        let Self { http: more_http, listen, extra, balance, key, account, model, .. } = self;
+        let Self { drain_max, routing, limits, .. } = self;
         let price = format!("price: {price}");
+        let http = match more_http.as_str() {
+            _ if !self.has_http => String::new(),
+            "" => format!("http: \"{http}\", "),
+            more => format!("http: {{ address: \"{http}\"{more} }}, "),
+        };
         let model = match model.as_str() {
             "" => price,
             own if own.contains("price:") => own.to_owned(),
             more => format!("{price}\n    {more}"),
         };
         format!(
-            "listen: {{ http: \"{http}\", admin: \"{admin}\", threads: 2 }}\n\
+            "listen: {{ {http}admin: \"{admin}\", threads: 2{listen} }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\
@@ -278,10 +308,15 @@ impl Gateway {
 
     /// Waits until the log contains `text`.
     pub fn wait_for_log(&self, text: &str) {
+        self.wait_for_log_times(text, 1);
+    }
+
+    /// Waits until the log contains `text` so many times.
+    pub fn wait_for_log_times(&self, text: &str, times: usize) {
         let (log, grown) = &*self.log;
         let log = log.lock().expect("the log");
-        let (log, waited) =
-            grown.wait_timeout_while(log, PATIENCE, |log| !log.contains(text)).expect("the log");
+        let fewer = |log: &mut String| log.matches(text).count() < times;
+        let (log, waited) = grown.wait_timeout_while(log, PATIENCE, fewer).expect("the log");
         assert!(!waited.timed_out(), "`{text}` never came:\n{log}");
     }
 
@@ -357,6 +392,31 @@ impl Gateway {
             assert!(began.elapsed() < PATIENCE, "{name} is not {value}:\n{}", self.log());
             tokio::task::yield_now().await;
         }
+    }
+
+    /// How many connections were refused for this reason.
+    pub async fn refused(&self, reason: &str) -> u64 {
+        let start = format!("tollgate_connections_refused_total{{reason=\"{reason}\"}} ");
+        let text = self.admin_page("/metrics").await.text();
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until so many connections were refused for this reason.
+    pub async fn wait_for_refused(&self, reason: &str, count: u64) {
+        let began = Instant::now();
+        loop {
+            let seen = self.refused(reason).await;
+            if seen == count {
+                return;
+            }
+            assert!(seen < count && began.elapsed() < PATIENCE, "{reason}: {seen} instead of {count}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits until no hold is open.

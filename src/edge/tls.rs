@@ -1,0 +1,122 @@
+//! Our certificate, and whom it is shown to.
+//!
+//! The files are read again when what is in them changes. A new handshake uses the newest good ones;
+//! connections that stand go on with theirs. Files that cannot be used (half-written, a key that is not
+//! the certificate's, no readable list of signers) change nothing but the log, once per content.
+//! Certificate, key and the callers' signers are taken together as one, sessions begun with an earlier
+//! set included: who was shut out cannot resume.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, anyhow};
+use arc_swap::ArcSwap;
+use pingora::listeners::tls::Acceptor;
+use pingora::protocols::l4::stream::Stream as Socket;
+use pingora::protocols::tls::TlsStream;
+use pingora::tls::{
+    RootCertStore, ServerConfig, WebPkiClientVerifier, install_default_crypto_provider,
+    load_ca_file_into_store, load_certs_and_key_files, version,
+};
+use sha2::{Digest as _, Sha256};
+
+use crate::config::checked::TlsFiles;
+
+/// The newest good certificate of a listener.
+pub struct Tls {
+    files: TlsFiles,
+    acceptor: ArcSwap<Acceptor>,
+    /// Digest of what was tried last.
+    tried: Mutex<Option<[u8; 32]>>,
+}
+
+impl Tls {
+    /// Reads the files for the first time.
+    ///
+    /// # Errors
+    /// Names the field whose file cannot be used.
+    pub fn load(files: &TlsFiles) -> anyhow::Result<Self> {
+        let tried = content(files);
+        let acceptor = ArcSwap::from_pointee(acceptor(files)?);
+        Ok(Self { files: files.clone(), acceptor, tried: Mutex::new(tried) })
+    }
+
+    /// Looks whether the files have changed, and takes them if they are good.
+    pub fn look_again(&self) {
+        let now = content(&self.files);
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        if *tried == now {
+            return;
+        }
+        *tried = now;
+        match acceptor(&self.files) {
+            Ok(acceptor) => {
+                self.acceptor.store(Arc::new(acceptor));
+                tracing::info!(cert_file = %self.files.cert.display(), "a new certificate is shown from now on");
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "the new certificate cannot be used; the last one stays"
+                );
+            }
+        }
+    }
+
+    /// Shakes hands.
+    pub(super) async fn accept(&self, socket: Socket) -> pingora::Result<TlsStream<Socket>> {
+        let acceptor = self.acceptor.load_full();
+        acceptor.tls_handshake(socket).await
+    }
+}
+
+/// What is in the files; `None` where one cannot be read.
+fn content(files: &TlsFiles) -> Option<[u8; 32]> {
+    let TlsFiles { cert, key, client_ca } = files;
+    let mut digest = Sha256::new();
+    for file in [Some(cert), Some(key), client_ca.as_ref()].into_iter().flatten() {
+        let bytes = std::fs::read(file).ok()?;
+        digest.update(Sha256::digest(&bytes));
+    }
+    Some(digest.finalize().into())
+}
+
+fn acceptor(files: &TlsFiles) -> anyhow::Result<Acceptor> {
+    install_default_crypto_provider();
+    let builder = ServerConfig::builder_with_protocol_versions(&[&version::TLS12, &version::TLS13]);
+    let builder = match &files.client_ca {
+        Some(file) => {
+            let verifier = WebPkiClientVerifier::builder(Arc::new(signers(file)?)).build();
+            let verifier =
+                verifier.with_context(|| format!("listen.https.client_ca_file {}", file.display()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+        None => builder.with_no_client_auth(),
+    };
+    let (cert, key) = (files.cert.display(), files.key.display());
+    let pair = load_certs_and_key_files(text(&files.cert)?, text(&files.key)?)
+        .map_err(|e| anyhow!("listen.https.cert_file {cert} or key_file {key} cannot be read: {e}"))?
+        .with_context(|| {
+            format!(
+                "listen.https.cert_file {cert} has no certificate, or key_file {key} no private key, in PEM"
+            )
+        })?;
+    let mut config = builder
+        .with_single_cert(pair.0, pair.1)
+        .with_context(|| format!("listen.https.key_file {key} is not the key of cert_file {cert}"))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Acceptor::from_server_config(Arc::new(config)))
+}
+
+fn signers(file: &Path) -> anyhow::Result<RootCertStore> {
+    let name = file.display();
+    let mut signers = RootCertStore::empty();
+    load_ca_file_into_store(text(file)?, &mut signers)
+        .map_err(|e| anyhow!("listen.https.client_ca_file {name} cannot be read: {e}"))?;
+    anyhow::ensure!(!signers.is_empty(), "listen.https.client_ca_file {name} has no certificate in PEM");
+    Ok(signers)
+}
+
+fn text(path: &Path) -> anyhow::Result<&str> {
+    path.to_str().with_context(|| format!("{} is no name in UTF-8", path.display()))
+}
