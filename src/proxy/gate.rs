@@ -61,6 +61,8 @@ const CALLER_LEFT: ErrorType = ErrorType::new("caller left");
 /// A committed whole answer broke off: the connection has to show it.
 const BROKE_OFF: ErrorType = ErrorType::new("answer broke off");
 
+/// What Pingora says where a stream of HTTP/2 ended while the request's body waited for room in its window.
+const STREAM_ENDED_INSIDE: &str = "cannot reserve capacity";
 /// How long a finished answer's usage is waited for after its caller has left.
 const USAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of a body is waited for after its terminal event.
@@ -572,16 +574,19 @@ pub(super) enum Unseen {
 /// HTTP/1.1: "closed before a response" on a pooled connection, which Pingora marks as worth a repeat there
 /// only; where the request could not even be written whole, it tells that instead. HTTP/2: RFC 9113 section 8.7
 /// vouches for streams that were refused and for those above the last one that a GOAWAY names. Every other reset
-/// may have come in the middle of the work.
+/// may have come in the middle of the work, unless the request was not even whole: then Pingora does not tell why
+/// the stream ended, and nobody can have worked on half a body.
 pub(super) fn unseen(error: &Error, reused: bool) -> Option<Unseen> {
     if *error.etype() == ErrorType::H2Downgrade {
         // Pingora decides against it where the provider is to be spoken to in HTTP/2 alone.
         return (error.retry == RetryType::Decided(true)).then_some(Unseen::Refused);
     }
     let closed = error.retry == RetryType::ReusedOnly;
+    let unwritten = *error.etype() == ErrorType::WriteError;
     let Some(cause) = error.root_cause().downcast_ref::<h2::Error>() else {
-        let unwritten = *error.etype() == ErrorType::WriteError;
-        return (reused && (closed || unwritten)).then_some(Unseen::Dead);
+        let ended_inside =
+            error.context.as_ref().is_some_and(|context| context.as_str() == STREAM_ENDED_INSIDE);
+        return (ended_inside || (reused && (closed || unwritten))).then_some(Unseen::Dead);
     };
     // The crate tells of a GOAWAY only to streams above its last one; others run on.
     if cause.is_remote() && cause.is_go_away() {
@@ -590,7 +595,7 @@ pub(super) fn unseen(error: &Error, reused: bool) -> Option<Unseen> {
     if cause.is_remote() && cause.is_reset() && cause.reason() == Some(h2::Reason::REFUSED_STREAM) {
         return Some(Unseen::Refused);
     }
-    (reused && closed).then_some(Unseen::Dead)
+    (unwritten || (reused && closed)).then_some(Unseen::Dead)
 }
 
 /// The same, of an attempt that did not get as far as to send: a pooled connection gave no stream.
