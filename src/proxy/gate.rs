@@ -34,7 +34,7 @@ use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::rest::{self, UnixSeconds};
 use filters::upstream::watchdog::Timing;
 use filters::verdict::UpstreamError;
-use http::HeaderMap;
+use http::{HeaderMap, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::protocols::http::custom::CustomMessageWrite;
@@ -135,6 +135,8 @@ struct State {
     head_after: Option<Duration>,
     /// The connection had served others before.
     reused: bool,
+    /// It is of HTTP/2: pings tell whether it lives, so that silence is the upstream's own.
+    pinged: bool,
     retry_after: Option<Duration>,
     last_piece: Instant,
     /// When the terminal event went out.
@@ -197,6 +199,7 @@ impl Gate {
             head_seen: false,
             head_after: None,
             reused: false,
+            pinged: false,
             retry_after: None,
             last_piece: clock::now(),
             done_at: None,
@@ -224,6 +227,7 @@ impl Gate {
         state.head_seen = false;
         state.head_after = None;
         state.reused = false;
+        state.pinged = false;
         state.retry_after = None;
         state.failed = None;
     }
@@ -242,8 +246,9 @@ impl Gate {
     }
 
     /// The attempt's head is about to go out: the clock starts, unless a large body follows.
-    pub(super) fn sending(&self, now: Instant) {
+    pub(super) fn sending(&self, now: Instant, version: Version) {
         let mut state = self.lock();
+        state.pinged = version == Version::HTTP_2;
         if let Sent::NotYet = state.sent {
             state.sent = Sent::At(now);
         }
@@ -328,12 +333,13 @@ impl Gate {
         self.lock().first_event
     }
 
-    /// The attempt as the board knows it, how far it came, and whether its connection had served others.
+    /// The attempt as the board knows it, how far it came, and whether its silence may be that of a connection which
+    /// died in the pool.
     /// There is none when its end was told already.
     pub(super) fn take_leg(&self) -> Option<(Leg, Timing, bool)> {
         let mut state = self.lock();
         let timing = state.timing();
-        let reused = state.reused;
+        let reused = state.reused && !state.pinged;
         state.attempt.as_mut()?.leg.take().map(|leg| (leg, timing, reused))
     }
 

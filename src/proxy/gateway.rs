@@ -135,7 +135,7 @@ impl ProxyHttp for Gateway {
         *head =
             headers::upstream(&endpoint.provider, secret, call.facts.stream, call.gate.body_bytes(), asked)?;
         head.set_version(version);
-        call.gate.sending(clock::now());
+        call.gate.sending(clock::now(), version);
         Ok(())
     }
 

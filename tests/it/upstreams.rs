@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::support::tls::{Authority, TlsUpstream, WHOLE, Wants, quoted, serve_h2_refusing};
+use super::support::tls::{Authority, TlsUpstream, WHOLE, Wants, quoted, serve_h2_refusing, serve_h2_until};
 use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
 use tollgate::mock::Script;
 
@@ -449,4 +449,32 @@ fn whole_answer() -> String {
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
+}
+
+#[tokio::test]
+async fn silence_on_a_pooled_connection_of_http2_is_the_upstreams_own() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve_h2_until(stream, 60));
+        }
+    });
+    let second = upstream(Script::default()).await;
+    let setup =
+        Setup::new(&[address, second.address()]).providers("connect: 10s, first_byte: 2s, first_event: 10s");
+    let gateway = setup.provider(0, "http: h2c").start();
+    for call in 1..=61 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        let attempts = if call <= 60 { "1" } else { "2" };
+        assert_eq!(
+            (answer.status, answer.header("x-tollgate-attempts")),
+            (200, Some(attempts)),
+            "{}",
+            gateway.log()
+        );
+    }
+    // After so many answers a failure takes a quarter; one of a connection that may have died in the pool half of that.
+    let factor = gateway.endpoint_metric("tollgate_endpoint_factor", "u0/up-a").await;
+    assert!(factor < 0.8, "{factor}");
 }

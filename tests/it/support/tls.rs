@@ -153,6 +153,19 @@ async fn serve(mut stream: ServerTlsStream<TcpStream>, behind: SocketAddr, serve
     }
 }
 
+/// Answers so many requests, and no other.
+pub async fn serve_h2_until(stream: impl AsyncRead + AsyncWrite + Unpin, mut answers: usize) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+    let mut silent = vec![];
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        if answers > 0 {
+            answers -= 1;
+            answer(&mut respond);
+        }
+        silent.push((request, respond));
+    }
+}
+
 /// Counts streams that came and those that were served; refuses the first `refused` of them.
 pub async fn serve_h2_refusing(
     stream: impl AsyncRead + AsyncWrite + Unpin,
