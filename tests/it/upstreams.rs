@@ -295,9 +295,10 @@ async fn the_first_failover_finds_a_connection_that_is_open_already() {
     let answer = Call::post(whole_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
     assert_eq!((standby.accepted(), standby.served()), (1, (0, 1)), "over the connection that was there");
+    let lines = || gateway.log().lines().filter(|line| line.contains(" access: ")).count();
     gateway.wait_until_settled().await;
-    let lines = gateway.log().lines().filter(|line| line.contains(" access: ")).count();
-    assert_eq!(lines, 2, "warming up is no call:\n{}", gateway.log());
+    gateway.wait_for_log("upstream=\"u1/up-a\"");
+    assert_eq!(lines(), 2, "warming up is no call:\n{}", gateway.log());
 }
 
 #[tokio::test]
