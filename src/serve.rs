@@ -129,12 +129,7 @@ pub fn run_with(
     let mut server =
         Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max, drain.max));
     server.bootstrap();
-    let mut service = Service::new("gateway".to_owned(), door(&server.configuration, gateway, listeners));
-    for listener in &listen.callers {
-        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
-        service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
-    }
-    server.add_service(service);
+    server.add_service(listening(&listen, door(&server.configuration, gateway, listeners)));
     admin_listener.set_nonblocking(true)?;
     server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
     let warm_pool = Arc::clone(&pool);
@@ -153,6 +148,16 @@ pub fn run_with(
     booted.stop();
     tracing::info!("left");
     Ok(())
+}
+
+/// The door, at every address of the config.
+fn listening(listen: &Listen, door: Door<HttpProxy<Gateway>>) -> Service<Door<HttpProxy<Gateway>>> {
+    let mut service = Service::new("gateway".to_owned(), door);
+    for listener in &listen.callers {
+        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
+        service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
+    }
+    service
 }
 
 /// The door, and behind it Pingora's proxy.

@@ -35,7 +35,7 @@ use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::rest::{self, UnixSeconds};
 use filters::upstream::watchdog::{self, Timing};
 use filters::verdict::UpstreamError;
-use http::HeaderMap;
+use http::{HeaderMap, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::protocols::http::custom::CustomMessageWrite;
@@ -62,6 +62,8 @@ const CALLER_LEFT: ErrorType = ErrorType::new("caller left");
 /// A committed whole answer broke off: the connection has to show it.
 const BROKE_OFF: ErrorType = ErrorType::new("answer broke off");
 
+/// What Pingora says where a stream of HTTP/2 ended while the request's body waited for room in its window.
+const STREAM_ENDED_INSIDE: &str = "cannot reserve capacity";
 /// How long a finished answer's usage is waited for after its caller has left.
 const USAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of a body is waited for after its terminal event.
@@ -151,6 +153,8 @@ struct State {
     head_after: Option<Duration>,
     /// The connection had served others before.
     reused: bool,
+    /// It is of HTTP/2: pings tell whether it lives, so that silence is the upstream's own.
+    pinged: bool,
     retry_after: Option<Duration>,
     last_piece: Instant,
     /// When the terminal event went out.
@@ -217,6 +221,7 @@ impl Gate {
             head_seen: false,
             head_after: None,
             reused: false,
+            pinged: false,
             retry_after: None,
             last_piece: clock::now(),
             done_at: None,
@@ -247,6 +252,7 @@ impl Gate {
         state.head_seen = false;
         state.head_after = None;
         state.reused = false;
+        state.pinged = false;
         state.retry_after = None;
         state.failed = None;
     }
@@ -265,8 +271,9 @@ impl Gate {
     }
 
     /// The attempt's head is about to go out: the clock starts, unless a large body follows.
-    pub(super) fn sending(&self, now: Instant) {
+    pub(super) fn sending(&self, now: Instant, version: Version) {
         let mut state = self.lock();
+        state.pinged = version == Version::HTTP_2;
         if let Sent::NotYet = state.sent {
             state.sent = Sent::At(now);
         }
@@ -351,12 +358,13 @@ impl Gate {
         self.lock().first_event
     }
 
-    /// The attempt as the board knows it, how far it came, and whether its connection had served others.
+    /// The attempt as the board knows it, how far it came, and whether its silence may be that of a connection which
+    /// died in the pool.
     /// There is none when its end was told already.
     pub(super) fn take_leg(&self) -> Option<(Leg, Timing, bool)> {
         let mut state = self.lock();
         let timing = state.timing();
-        let reused = state.reused;
+        let reused = state.reused && !state.pinged;
         state.attempt.as_mut()?.leg.take().map(|leg| (leg, timing, reused))
     }
 
@@ -673,16 +681,19 @@ impl Unseen {
 /// HTTP/1.1: "closed before a response" on a pooled connection, which Pingora marks as worth a repeat there
 /// only; where the request could not even be written whole, it tells that instead. HTTP/2: RFC 9113 section 8.7
 /// vouches for streams that were refused and for those above the last one that a GOAWAY names. Every other reset
-/// may have come in the middle of the work.
+/// may have come in the middle of the work, unless the request was not even whole: then Pingora does not tell why
+/// the stream ended, and nobody can have worked on half a body.
 pub(super) fn unseen(error: &Error, reused: bool) -> Option<Unseen> {
     if *error.etype() == ErrorType::H2Downgrade {
         // Pingora decides against it where the provider is to be spoken to in HTTP/2 alone.
         return (error.retry == RetryType::Decided(true)).then_some(Unseen::Refused);
     }
     let closed = error.retry == RetryType::ReusedOnly;
+    let unwritten = *error.etype() == ErrorType::WriteError;
     let Some(cause) = error.root_cause().downcast_ref::<h2::Error>() else {
-        let unwritten = *error.etype() == ErrorType::WriteError;
-        return (reused && (closed || unwritten)).then_some(Unseen::Dead);
+        let ended_inside =
+            error.context.as_ref().is_some_and(|context| context.as_str() == STREAM_ENDED_INSIDE);
+        return (ended_inside || (reused && (closed || unwritten))).then_some(Unseen::Dead);
     };
     // The crate tells of a GOAWAY only to streams above its last one; others run on.
     if cause.is_remote() && cause.is_go_away() {
@@ -691,7 +702,7 @@ pub(super) fn unseen(error: &Error, reused: bool) -> Option<Unseen> {
     if cause.is_remote() && cause.is_reset() && cause.reason() == Some(h2::Reason::REFUSED_STREAM) {
         return Some(Unseen::Refused);
     }
-    (reused && closed).then_some(Unseen::Dead)
+    (unwritten || (reused && closed)).then_some(Unseen::Dead)
 }
 
 /// The same, of an attempt that did not get as far as to send: a pooled connection gave no stream.

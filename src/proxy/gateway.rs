@@ -140,7 +140,7 @@ impl ProxyHttp for Gateway {
         let bytes = call.gate.body_bytes();
         *head = headers::upstream(&endpoint.provider, call.operation, secret, stream, bytes, asked)?;
         head.set_version(version);
-        call.gate.sending(clock::now());
+        call.gate.sending(clock::now(), version);
         Ok(())
     }
 

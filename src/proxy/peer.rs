@@ -136,6 +136,14 @@ impl Gateway {
             }
             return Ok(true);
         }
+        // A credential was replaced while the attempt with its predecessor was under way.
+        if let (Some(tried), Some(current)) = (&known, call.current)
+            && call.is_about_an_earlier_credential(&current, &tried.failure)?
+            && call.planner.resend()
+        {
+            call.unseen = call.gate.take_leg().map(|(leg, ..)| (leg, Via::Pool));
+            return Ok(true);
+        }
         let tried = known.unwrap_or_else(|| Tried {
             failure: failure_of(error),
             error: UpstreamError::default(),

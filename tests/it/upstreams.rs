@@ -1,6 +1,10 @@
 //! How upstreams are reached: versions of HTTP, whom to trust, what to show.
 
-use super::support::tls::{Authority, TlsUpstream, Wants, quoted};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::support::tls::{Authority, TlsUpstream, WHOLE, Wants, quoted, serve_h2_refusing, serve_h2_until};
 use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
 use tollgate::mock::Script;
 
@@ -291,9 +295,10 @@ async fn the_first_failover_finds_a_connection_that_is_open_already() {
     let answer = Call::post(whole_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
     assert_eq!((standby.accepted(), standby.served()), (1, (0, 1)), "over the connection that was there");
+    let lines = || gateway.log().lines().filter(|line| line.contains(" access: ")).count();
     gateway.wait_until_settled().await;
-    let lines = gateway.log().lines().filter(|line| line.contains(" access: ")).count();
-    assert_eq!(lines, 2, "warming up is no call:\n{}", gateway.log());
+    gateway.wait_for_log("upstream=\"u1/up-a\"");
+    assert_eq!(lines(), 2, "warming up is no call:\n{}", gateway.log());
 }
 
 #[tokio::test]
@@ -315,4 +320,162 @@ async fn over_http_1_1_a_standby_with_a_free_check_is_kept_warm_by_it() {
     let warm = seen.iter().rev().find(|seen| seen.method == "GET").unwrap();
     let call = seen.iter().find(|seen| seen.method == "POST").unwrap();
     assert_eq!((warm.connection, warm.header("authorization")), (call.connection, None));
+}
+
+/// An upstream over HTTP/2 without TLS that refuses its first `refused` streams, by name.
+async fn refusing(refused: usize) -> (std::net::SocketAddr, std::sync::Arc<[AtomicUsize; 2]>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen = std::sync::Arc::new([const { AtomicUsize::new(0) }; 2]);
+    let counts = std::sync::Arc::clone(&seen);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let counts = std::sync::Arc::clone(&counts);
+            tokio::spawn(async move { serve_h2_refusing(stream, &counts, refused).await });
+        }
+    });
+    (address, seen)
+}
+
+#[tokio::test]
+async fn a_stream_that_is_refused_once_is_sent_again_and_one_refused_twice_fails_over() {
+    // A body beyond the window of HTTP/2 is still being written when the refusal comes.
+    for filler in [0, 300_000] {
+        let body = whole_request().replace("\"hi\"", &format!("\"hi{}\"", "x".repeat(filler)));
+        for (refused, attempts, by) in [(1, "1", "u0/up-a"), (2, "2", "u1/up-a")] {
+            let (address, seen) = refusing(refused).await;
+            let second = upstream(Script::default()).await;
+            let setup = Setup::new(&[address, second.address()]).providers(TIMERS).balance("100");
+            let gateway = setup.provider(0, "http: h2c").start();
+            let answer = Call::post(body.clone()).send(gateway.http).await;
+            let told =
+                (answer.status, answer.header("x-tollgate-attempts"), answer.header("x-tollgate-upstream"));
+            assert_eq!(told, (200, Some(attempts), Some(by)), "{filler} {refused}\n{}", gateway.log());
+            assert_eq!(seen[0].load(Ordering::SeqCst), 2, "{filler} {refused}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn dead_pooled_connections_harm_nobody_however_many_there_are() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let together = std::sync::Arc::new(tokio::sync::Barrier::new(3));
+    let (connections, meeting) = (std::sync::Arc::new(AtomicUsize::new(0)), std::sync::Arc::clone(&together));
+    let counts = std::sync::Arc::clone(&connections);
+    // Every connection answers one request and dies of the next, without a byte.
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let number = counts.fetch_add(1, Ordering::SeqCst);
+            let meeting = std::sync::Arc::clone(&meeting);
+            tokio::spawn(async move {
+                read_request(&mut stream).await;
+                if number < 3 {
+                    meeting.wait().await;
+                }
+                stream.write_all(whole_answer().as_bytes()).await.unwrap();
+                read_request(&mut stream).await;
+            });
+        }
+    });
+    let gateway = Setup::new(&[address]).providers(TIMERS).start();
+    // Three at once leave three connections in the pool.
+    let calls = (0..3).map(|_| Call::post(whole_request()).send(gateway.http));
+    for answer in futures::future::join_all(calls).await {
+        assert_eq!(answer.status, 200, "{}", gateway.log());
+    }
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("1")), "{}", gateway.log());
+    assert_eq!(connections.load(Ordering::SeqCst), 4, "over a new connection, not over the next dead one");
+    assert!(!gateway.log().contains("outcome=\"failed\""), "{}", gateway.log());
+}
+
+/// Reads a request with its length, to its end.
+async fn read_request(stream: &mut tokio::net::TcpStream) {
+    let mut bytes = vec![];
+    let length = loop {
+        if let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+            let length =
+                head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+            break end + 4 + length.unwrap_or(0);
+        }
+        match stream.read_u8().await {
+            Ok(byte) => bytes.push(byte),
+            Err(_) => return,
+        }
+    };
+    while bytes.len() < length {
+        bytes.push(stream.read_u8().await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_call_under_way_while_its_credential_is_replaced_is_sent_again_with_the_new_one() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (asked, has_asked) = tokio::sync::oneshot::channel();
+    let (refuse, may_refuse) = tokio::sync::oneshot::channel::<()>();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        asked.send(()).unwrap();
+        may_refuse.await.unwrap();
+        let refused =
+            "HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+        stream.write_all(refused.as_bytes()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        stream.write_all(whole_answer().as_bytes()).await.unwrap();
+        read_request(&mut stream).await;
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("key");
+    std::fs::write(&file, "sk-up-first").unwrap();
+    let own = format!("credential_file: {}", quoted(&file));
+    let gateway = Setup::new(&[address]).providers(TIMERS).provider(0, &own).start();
+    let caller = Call::post(whole_request()).begin(gateway.http).await;
+    has_asked.await.unwrap();
+    std::fs::write(&file, "sk-up-second").unwrap();
+    gateway.wait_for_log("a credential was replaced");
+    refuse.send(()).unwrap();
+    let answer = caller.answer().await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("1")), "{}", gateway.log());
+    assert!(!gateway.log().contains("refuses our credential"), "the new one is not blamed for the old one");
+}
+
+fn whole_answer() -> String {
+    let body = String::from_utf8_lossy(WHOLE);
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[tokio::test]
+async fn silence_on_a_pooled_connection_of_http2_is_the_upstreams_own() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve_h2_until(stream, 60));
+        }
+    });
+    let second = upstream(Script::default()).await;
+    let setup =
+        Setup::new(&[address, second.address()]).providers("connect: 10s, first_byte: 2s, first_event: 10s");
+    let gateway = setup.provider(0, "http: h2c").start();
+    for call in 1..=61 {
+        let answer = Call::post(whole_request()).send(gateway.http).await;
+        let attempts = if call <= 60 { "1" } else { "2" };
+        assert_eq!(
+            (answer.status, answer.header("x-tollgate-attempts")),
+            (200, Some(attempts)),
+            "{}",
+            gateway.log()
+        );
+    }
+    // After so many answers a failure takes a quarter; one of a connection that may have died in the pool half of that.
+    let factor = gateway.endpoint_metric("tollgate_endpoint_factor", "u0/up-a").await;
+    assert!(factor < 0.8, "{factor}");
 }

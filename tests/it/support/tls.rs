@@ -153,6 +153,42 @@ async fn serve(mut stream: ServerTlsStream<TcpStream>, behind: SocketAddr, serve
     }
 }
 
+/// Answers so many requests, and no other.
+pub async fn serve_h2_until(stream: impl AsyncRead + AsyncWrite + Unpin, mut answers: usize) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+    let mut silent = vec![];
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        if answers > 0 {
+            answers -= 1;
+            answer(&mut respond);
+        }
+        silent.push((request, respond));
+    }
+}
+
+/// Counts streams that came and those that were served; refuses the first `refused` of them.
+pub async fn serve_h2_refusing(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    counts: &[AtomicUsize; 2],
+    refused: usize,
+) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        if counts[0].fetch_add(1, Ordering::SeqCst) < refused {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+            continue;
+        }
+        counts[1].fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            let mut body = request.into_body();
+            while let Some(Ok(piece)) = body.data().await {
+                let _closed = body.flow_control().release_capacity(piece.len());
+            }
+            answer(&mut respond);
+        });
+    }
+}
+
 /// Answers every request with a whole completion.
 pub async fn serve_h2(stream: impl AsyncRead + AsyncWrite + Unpin, served: &AtomicUsize) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
@@ -176,7 +212,8 @@ fn answer(respond: &mut h2::server::SendResponse<Bytes>) {
     }
 }
 
-const WHOLE: &[u8] =
+/// A whole completion.
+pub const WHOLE: &[u8] =
     br#"{"id":"cc-1","object":"chat.completion","created":1,"model":"up-a","choices":[{"index":0,
 "message":{"role":"assistant","content":"Hello over two"},"finish_reason":"stop"}],
 "usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15}}"#;
