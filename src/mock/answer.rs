@@ -125,7 +125,12 @@ enum Reach {
 }
 
 fn course(script: &Script, wish: &Wish, reach: Reach, ending: Ending) -> Answer {
-    if wish.stream { streamed(script, wish, reach, ending) } else { whole(script, wish, reach, ending) }
+    let has_events = wish.words.as_ref().is_none_or(|words| !words.events.is_empty());
+    if wish.stream && has_events {
+        streamed(script, wish, reach, ending)
+    } else {
+        whole(script, wish, reach, ending)
+    }
 }
 
 fn whole(script: &Script, wish: &Wish, reach: Reach, ending: Ending) -> Answer {
@@ -269,7 +274,7 @@ mod tests {
     use super::*;
 
     fn payload(script: &Script) -> Vec<Step> {
-        let wish = Wish { model: None, stream: true, include_usage: true };
+        let wish = Wish { model: None, stream: true, include_usage: true, words: None };
         Answer::completion(script, &wish, None).steps
     }
 
@@ -301,7 +306,7 @@ mod tests {
             Script { text: vec![], bytes_per_write: Some(0), comments: u32::MAX, ..Script::default() };
         let writes = payload(&script).len();
         assert!(writes > 10_000 && writes < 1_000_000, "{writes} steps");
-        let wish = Wish { model: None, stream: true, include_usage: false };
+        let wish = Wish { model: None, stream: true, include_usage: false, words: None };
         let fault = Fault::EndAfterPieces { pieces: 9 };
         let script = Script { text: vec![], openers: false, ..Script::default() };
         let answer = Answer::completion(&script, &wish, Some(&fault));
