@@ -8,6 +8,7 @@ use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
 use super::ctx::Ctx;
+use super::headers;
 use super::surface::Surface;
 
 /// How long the rest of a request body is read and thrown away, so that the caller can read our
@@ -26,7 +27,7 @@ pub(super) async fn reject(
     let mut head = ResponseHeader::build(rejection.status(), Some(8))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
-    head.insert_header("x-request-id", ctx.request_id.as_str())?;
+    headers::name_request(&mut head, &ctx.request_id)?;
     if let Some(wait) = rejection.retry_after {
         // Whole seconds, rounded up: never ask a caller back too early.
         let seconds = wait.as_millis().div_ceil(1000).max(1);
@@ -58,7 +59,7 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: bytes::Byte
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
-    head.insert_header("x-request-id", ctx.request_id.as_str())?;
+    headers::name_request(&mut head, &ctx.request_id)?;
     ctx.replied = Some("ok");
     send(session, head, body, false).await
 }

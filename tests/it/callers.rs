@@ -63,6 +63,7 @@ async fn nothing_of_the_providers_head_reaches_the_caller() {
         "content-type",
         "cache-control",
         "x-request-id",
+        "request-id",
         "x-tollgate-upstream",
         "x-tollgate-attempts",
         "x-tollgate-cost-nano",
@@ -92,7 +93,9 @@ async fn models_are_listed_as_far_as_the_key_goes() {
 async fn a_request_id_is_taken_over_if_it_is_sane() {
     let (_upstream, gateway) = healthy().await;
     let call = |id: &str| Call::post(whole_request()).header("x-request-id", id).send(gateway.http);
-    assert_eq!(call("trace-42").await.header("x-request-id"), Some("trace-42"));
+    let answer = call("trace-42").await;
+    assert_eq!(answer.header("x-request-id"), Some("trace-42"));
+    assert_eq!(answer.header("request-id"), Some("trace-42"), "where Anthropic's SDKs look for it");
     let odd = call("a b\tc").await;
     assert!(odd.header("x-request-id").unwrap().starts_with("req_"));
 }
