@@ -82,6 +82,8 @@ async fn models_are_listed_as_far_as_the_key_goes() {
     let all = Call::get("/v1/models").send(gateway.http).await.json();
     assert_eq!(all["data"][0]["id"], "gpt-a");
     assert_eq!(Call::get("/v1/models/gpt-a").send(gateway.http).await.json()["object"], "model");
+    let escaped = Call::get("/v1/models/gpt%2Da").send(gateway.http).await.json();
+    assert_eq!(escaped["id"], "gpt-a", "as SDKs escape names with a slash");
     assert_eq!(Call::get("/v1/models/nope").send(gateway.http).await.status, 404);
     let beta = |call: Call| call.header("authorization", "Bearer sk-test-beta");
     assert_eq!(beta(Call::get("/v1/models")).send(gateway.http).await.json()["data"], serde_json::json!([]));
