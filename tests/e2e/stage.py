@@ -6,6 +6,7 @@ so tests run one after the other.
 
     solo-openai-007    one route, to the first upstream of that dialect
     pair-openai-007    two: the first, and a standby behind the second
+    reseller/openai-007:free    the same two
 """
 
 import json
@@ -113,6 +114,8 @@ def config(http, admin, data, mocks, deadline, tls):
                 providers[name] = {"dialect": dialect, "base_url": f"{mock}/v1", "credential": f"credential-of-{name}"}
             models[f"solo-{mine}"] = model(names[:1])
             models[f"pair-{mine}"] = model(names)
+            # A name as resellers make them; SDKs escape its slash.
+            models[f"reseller/{mine}:free"] = models[f"pair-{mine}"]
         accounts[f"caller-{index:03}"] = {"balance": "100.00", "keys": [{"key": f"sk-caller-{index:03}"}]}
     few = [f"solo-{dialect}-000" for dialect in DIALECTS]
     accounts["poor"] = {"balance": "0.000001", "keys": [{"key": "sk-caller-poor"}]}

@@ -113,6 +113,7 @@ suite('chat', () => {
     const client = stand.client({ apiKey: 'sk-caller-walled' });
     assert.deepEqual((await all(client.models.list())).map((model) => model.id), ['solo-openai-000']);
     assert.equal((await client.models.retrieve('solo-openai-000')).object, 'model');
+    assert.equal((await stand.client().models.retrieve(stand.slashed)).id, stand.slashed);
     assert.ok((await all(stand.client().models.list())).some((model) => model.id === stand.pair));
   });
 

@@ -119,6 +119,7 @@ suite('messages', () => {
     assert.deepEqual((await all(client.models.list())).map((model) => model.id), ['solo-anthropic-000']);
     const found = await client.models.retrieve('solo-anthropic-000');
     assert.deepEqual([found.type, found.display_name], ['model', 'solo-anthropic-000']);
+    assert.equal((await stand.client().models.retrieve(stand.slashed)).id, stand.slashed);
     assert.ok((await all(stand.client().models.list())).some((model) => model.id === stand.pair));
   });
 

@@ -58,7 +58,7 @@ export class Stand {
     const index = String(indices++).padStart(3, '0');
     const stand = new Stand();
     const [upstream, standby] = await Promise.all(WORLD.mocks[dialect].map((url) => Upstream.of(url, dialect)));
-    const models = { solo: `solo-${dialect}-${index}`, pair: `pair-${dialect}-${index}` };
+    const models = { solo: `solo-${dialect}-${index}`, pair: `pair-${dialect}-${index}`, slashed: `reseller/${dialect}-${index}:free` };
     return Object.assign(stand, { dialect, upstream, standby, key: `sk-caller-${index}` }, models);
   }
 

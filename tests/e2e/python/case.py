@@ -48,9 +48,15 @@ class Upstream:
 
     def asked(self):
         """The bodies, as JSON."""
+        return [json.loads(one["body"]) for one in self.seen()]
+
+    def heads(self):
+        return [{name.lower(): value for name, value in one["headers"]} for one in self.seen()]
+
+    def seen(self):
         calls = self.calls()
         seen = json.loads(fetch(f"{self.url}/__mock/requests"))
-        return [json.loads(one["body"]) for one in seen[len(seen) - calls:]]
+        return seen[len(seen) - calls:]
 
 
 class Case(unittest.TestCase):
@@ -60,6 +66,7 @@ class Case(unittest.TestCase):
         index = next(INDICES)
         assert index < WORLD["indices"], "more tests than indices: raise INDICES in stage.py"
         self.solo, self.pair = (f"{kind}-{self.dialect}-{index:03}" for kind in ("solo", "pair"))
+        self.slashed = f"reseller/{self.dialect}-{index:03}:free"
         self.key = f"sk-caller-{index:03}"
         self.upstream, self.standby = (Upstream(url, self.dialect) for url in WORLD["mocks"][self.dialect])
 

@@ -121,6 +121,7 @@ class Answers(Case):
         client = self.client(api_key="sk-caller-walled")
         self.assertEqual([model.id for model in client.models.list()], ["solo-openai-000"])
         self.assertEqual(client.models.retrieve("solo-openai-000").object, "model")
+        self.assertEqual(self.client().models.retrieve(self.slashed).id, self.slashed)
         self.assertIn(self.pair, {model.id for model in self.client().models.list()})
 
 

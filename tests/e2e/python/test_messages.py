@@ -119,11 +119,18 @@ class Answers(Case):
         self.client().messages.create(model=self.solo, max_tokens=100, messages=turns)
         self.assertEqual(self.upstream.asked()[0]["messages"], turns)
 
+    def test_betas_are_told_to_the_upstream(self):
+        answer = self.client().beta.messages.create(model=self.slashed, betas=["files-api-2025-04-14"], **ASK)
+        self.assertEqual(answer.content[0].text, "Hello, world!")
+        head = self.upstream.heads()[0]
+        self.assertEqual((head["anthropic-beta"], head["x-api-key"][:14]), ("files-api-2025-04-14", "credential-of-"))
+
     def test_models_are_listed_and_found(self):
         client = self.client(api_key="sk-caller-walled")
         self.assertEqual([model.id for model in client.models.list()], ["solo-anthropic-000"])
         found = client.models.retrieve("solo-anthropic-000")
         self.assertEqual((found.type, found.display_name), ("model", "solo-anthropic-000"))
+        self.assertEqual(self.client().models.retrieve(self.slashed).id, self.slashed)
         self.assertIn(self.pair, {model.id for model in self.client().models.list()})
 
 
