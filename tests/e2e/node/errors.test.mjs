@@ -104,7 +104,9 @@ for (const [dialect, { sdk, surface, ask: askRaw, textOf, pieceOf, codeOf, ...ki
 
     test('413 is read although the body was still under way', async () => {
       const messages = [{ role: 'user', content: 'a'.repeat(WORLD.body_bytes_max * 2) }];
-      await failing(kinds.tooLarge, 413, 'body_too_large', () => ask(stand.client(), { messages }));
+      const client = stand.client();
+      await failing(kinds.tooLarge, 413, 'body_too_large', () => ask(client, { messages }));
+      assert.equal(textOf(await ask(client)), 'Hello, world!', 'the client goes on');
     });
 
     test('422 is an UnprocessableEntityError', async () => {

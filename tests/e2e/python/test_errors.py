@@ -73,6 +73,7 @@ class Errors:
         long = [{"role": "user", "content": "a" * (WORLD["body_bytes_max"] * 2)}]
         client = self.client(max_retries=0)
         self.failing(self.too_large, 413, "body_too_large", lambda: self.ask(client, messages=long))
+        self.assertEqual(self.text_of(self.ask(client)), "Hello, world!", "the client goes on")
 
     def test_422_is_an_unprocessable_entity_error(self):
         client = self.client(max_retries=2)

@@ -72,9 +72,11 @@ class Tls:
 
     def test_413_is_read_although_the_body_was_still_under_way(self):
         long = [{"role": "user", "content": "a" * (WORLD["body_bytes_max"] * 2)}]
+        client = self.over_tls()
         with self.assertRaises(self.sdk().APIStatusError) as caught:
-            self.ask(self.over_tls(), messages=long)
+            self.ask(client, messages=long)
         self.assertEqual(caught.exception.status_code, 413)
+        self.assertEqual(self.text_of(self.ask(client)), "Hello, world!", "the client goes on")
 
     def test_many_streams_share_one_connection(self):
         async def ask(client):
