@@ -125,7 +125,12 @@ enum Reach {
 }
 
 fn course(script: &Script, wish: &Wish, reach: Reach, ending: Ending) -> Answer {
-    if wish.stream { streamed(script, wish, reach, ending) } else { whole(script, wish, reach, ending) }
+    let has_events = wish.words.as_ref().is_none_or(|words| !words.events.is_empty());
+    if wish.stream && has_events {
+        streamed(script, wish, reach, ending)
+    } else {
+        whole(script, wish, reach, ending)
+    }
 }
 
 fn whole(script: &Script, wish: &Wish, reach: Reach, ending: Ending) -> Answer {

@@ -5,12 +5,13 @@
 //! downstream is a reader of exactly these bytes. Nothing is shared with the gateway's own
 //! dialect code: a mistake made once there must not be made here again.
 //!
-//! Deliberately absent: tools, several choices (`n`), reasoning, log probabilities.
+//! Deliberately absent: tools, several choices (`n`), reasoning, log probabilities. A script that wants
+//! them says its answers word for word.
 
 use serde_json::Value;
 
 use super::responses;
-use super::script::{Dialect, Script, Surface, UsageScript};
+use super::script::{Dialect, Script, Surface, UsageScript, Words};
 
 /// What a completion request asks for, as far as an answer's shape depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub(super) struct Wish {
     pub model: Option<String>,
     pub stream: bool,
     pub include_usage: bool,
+    /// What the script answers here word for word.
+    pub words: Option<Words>,
     /// Texts to embed.
     pub inputs: usize,
     /// Embeddings as one text each, not as lists of numbers.
@@ -40,6 +43,7 @@ impl Wish {
             model: fields.get("model").and_then(Value::as_str).map(String::from),
             stream: is_true(fields.get("stream")),
             include_usage: is_true(body.pointer("/stream_options/include_usage")),
+            words: None,
         })
     }
 }
@@ -52,6 +56,9 @@ pub(super) struct Events {
 }
 
 pub(super) fn events(script: &Script, wish: &Wish) -> Events {
+    if let Some(words) = &wish.words {
+        return Events { openers: vec![], pieces: words.events.clone(), closers: vec![] };
+    }
     match wish.surface {
         Surface::Chat | Surface::Completions => openai_events(script, wish),
         Surface::Responses => responses::events(script, wish),
@@ -65,6 +72,9 @@ pub(super) fn events(script: &Script, wish: &Wish) -> Events {
 
 /// The unstreamed answer made of `text`; `finished` says whether it tells why it stopped.
 pub(super) fn whole(script: &Script, wish: &Wish, text: &str, finished: bool) -> String {
+    if let Some(words) = &wish.words {
+        return words.whole.clone();
+    }
     let (model, text) = (model(script, wish), quoted(text));
     match wish.surface {
         Surface::Chat | Surface::Completions => {

@@ -2,7 +2,7 @@
 //!
 //! [`Mock`] is a provider inside a test, with its script and its memory at hand; [`serve`] is the
 //! same provider as a process, steered through `PUT /__mock/script` and read through
-//! `GET /__mock/requests`. It records each request when it is whole, and the time of each write
+//! `GET /__mock/requests` and `GET /__mock/counts`. It records each request when it is whole, and the time of each write
 //! of its answer, so that a test can compare both ends of the gateway on one clock.
 //!
 //! A fault strikes completions only. `GET /v1/models`, unknown paths and requests refused with
@@ -34,7 +34,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use self::answer::Answer;
 use self::dialect::Wish;
-pub use self::script::{Dialect, Fault, Script, Surface, UsageScript};
+pub use self::script::{Dialect, Fault, Script, Surface, UsageScript, Words};
 use self::wire::{Played, Request, Wire};
 
 const CONNECTIONS_MAX: usize = 4096;
@@ -207,10 +207,13 @@ impl Stage {
         let mut scene = self.scene();
         let script = Arc::clone(&scene.script);
         let path = request.path.split('?').next().unwrap_or_default();
-        match (request.method.as_str(), Surface::at(&script, path)) {
+        let words = script.answers.get(path).cloned();
+        // Words need no surface; a path that has none borrows chat's.
+        let surface = Surface::at(&script, path).or(words.as_ref().map(|_| Surface::Chat));
+        match (request.method.as_str(), surface) {
             ("GET", None) if path == "/v1/models" => Answer::json(200, &dialect::models(&script)),
             ("POST", Some(surface)) => match Wish::parse(surface, &request.body) {
-                Some(wish) => Answer::completion(&script, &wish, scene.next_fault()),
+                Some(wish) => Answer::completion(&script, &Wish { words, ..wish }, scene.next_fault()),
                 None => Answer::error(&script, 400, "the request body is not a JSON object"),
             },
             (method, _) => Answer::error(&script, 404, &format!("no such endpoint: {method} {path}")),
@@ -232,6 +235,13 @@ impl Stage {
             ("GET", "/__mock/requests") => {
                 let requests: Vec<_> = self.memory().requests.iter().map(SeenRequest::to_json).collect();
                 Some(Answer::json(200, &serde_json::Value::from(requests).to_string()))
+            }
+            ("GET", "/__mock/counts") => {
+                let counts = serde_json::json!({
+                    "requests": *self.requests_seen.borrow(),
+                    "disconnects": *self.disconnects.borrow(),
+                });
+                Some(Answer::json(200, &counts.to_string()))
             }
             _ => None,
         }

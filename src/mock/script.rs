@@ -8,6 +8,7 @@
 //! Deliberately absent: validation. A script may be absurd (more pieces than there are, zero
 //! bytes per write); `answer.rs` gives each absurdity its nearest sensible meaning.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,19 @@ pub struct Script {
     pub done: bool,
     /// Whether the answer tells why it stopped.
     pub finish: bool,
+    /// Answers word for word, by path, in place of the made ones: tools, and paths that the mock does not
+    /// know. Faults strike them too; their events are the pieces.
+    pub answers: BTreeMap<String, Words>,
+}
+
+/// An answer word for word.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Words {
+    /// The body of an answer that is not streamed.
+    pub whole: String,
+    /// The events of a stream, each with its blank line; with none even a stream is answered whole.
+    pub events: Vec<String>,
 }
 
 impl Script {
@@ -83,6 +97,7 @@ impl Default for Script {
             comments: 0,
             done: true,
             finish: true,
+            answers: BTreeMap::new(),
         }
     }
 }

@@ -337,6 +337,41 @@ async fn stopping_ends_connections_and_refuses_new_ones() {
 }
 
 #[tokio::test]
+async fn scripted_words_are_said_as_they_are_at_any_path_and_faults_strike_them_too() {
+    let words = |whole: &str, events: &[&str]| Words {
+        whole: whole.into(),
+        events: events.iter().copied().map(String::from).collect(),
+    };
+    let answers = [
+        (
+            "/v1/chat/completions".to_owned(),
+            words(r#"{"a": 1}"#, &["data: {\"b\": 2}\n\n", "data: [DONE]\n\n"]),
+        ),
+        ("/v1/embeddings".to_owned(), words(r#"{"c": 3}"#, &[])),
+    ];
+    let script = Script { answers: answers.into(), ..Script::default() };
+    let mock = mock(script.clone()).await;
+    assert_eq!(chat(&mock, ASK_WHOLE).await.body(), r#"{"a": 1}"#);
+    assert_eq!(chat(&mock, ASK).await.events(), "data: {\"b\": 2}\n\ndata: [DONE]\n\n");
+    let embeddings = exchange(&mock, &post("/v1/embeddings", ASK)).await;
+    assert_eq!((embeddings.status(), embeddings.body()), ("200", r#"{"c": 3}"#), "no events: whole");
+    mock.set_script(Script { fault: Some(Fault::CutAfterPieces { pieces: 1 }), ..script });
+    let reply = chat(&mock, ASK).await;
+    let (chunks, complete) = reply.chunks();
+    assert_eq!((chunks.as_slice(), complete), (&["data: {\"b\": 2}\n\n"][..], false));
+}
+
+#[tokio::test]
+async fn a_peer_that_left_early_is_counted() {
+    let mock = mock(faulty(Fault::HangAfterPieces { pieces: 1 })).await;
+    drop(begin(&mock, &post("/v1/chat/completions", ASK), "Hello").await);
+    mock.wait_for_disconnects(1).await;
+    let counts = exchange(&mock, "GET /__mock/counts HTTP/1.1\r\nconnection: close\r\n\r\n").await;
+    let counts: serde_json::Value = serde_json::from_str(counts.body()).unwrap();
+    assert_eq!(counts, serde_json::json!({ "requests": 1, "disconnects": 1 }));
+}
+
+#[tokio::test]
 async fn every_surface_has_its_own_shape_and_path() {
     let mock = mock(Script::default()).await;
     let whole = async |path: &str, body: &str| {

@@ -106,7 +106,7 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
         // nginx and its kin would hold the events back.
         head.insert_header("x-accel-buffering", "no")?;
     }
-    head.insert_header("x-request-id", answered.request_id)?;
+    name_request(&mut head, answered.request_id)?;
     head.insert_header("x-tollgate-upstream", answered.upstream)?;
     head.insert_header("x-tollgate-attempts", answered.attempts.to_string())?;
     if let Some(tokens) = answered.clamped {
@@ -124,6 +124,12 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
         None => {}
     }
     Ok(Box::new(head))
+}
+
+/// Tells the caller the call's id, where its SDK looks: `OpenAI`'s read `x-request-id`, Anthropic's `request-id`.
+pub(super) fn name_request(head: &mut ResponseHeader, id: &str) -> pingora::Result<()> {
+    head.insert_header("x-request-id", id)?;
+    head.insert_header("request-id", id)
 }
 
 /// `x-ratelimit-…`, in `OpenAI`'s names and spelling.

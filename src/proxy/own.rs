@@ -7,6 +7,7 @@ use filters::verdict::{Reason, Rejection};
 use serde_json::{Value, json};
 
 use super::gateway::Gateway;
+use super::surface::decoded;
 use crate::books::{Books, BooksError};
 use crate::pool::keys::Principal;
 
@@ -35,7 +36,7 @@ impl Gateway {
     /// `GET /v1/generation?id=`: a past call of the account, by its request id or its own id. A call that
     /// has just ended is waited for.
     pub(super) async fn generation(&self, principal: &Principal, query: &str) -> Result<Value, Rejection> {
-        let id = query.split('&').find_map(|pair| pair.strip_prefix("id=")).unwrap_or_default().to_owned();
+        let id = decoded(query.split('&').find_map(|pair| pair.strip_prefix("id=")).unwrap_or_default());
         if id.is_empty() {
             let message = "`id` is missing: `GET /v1/generation?id=` takes the `x-request-id` of a call.";
             return Err(Rejection::new(Reason::MissingField, message).param("id"));

@@ -10,6 +10,7 @@ use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
 use super::ctx::Ctx;
+use super::headers;
 use super::surface::{self, Surface};
 use crate::entropy;
 
@@ -32,7 +33,7 @@ pub(super) async fn reject(
     let mut head = ResponseHeader::build(rejection.status(), Some(8))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
-    head.insert_header("x-request-id", ctx.request_id.as_str())?;
+    headers::name_request(&mut head, &ctx.request_id)?;
     if let Some(wait) = rejection.retry_after {
         // Whole seconds, rounded up: never ask a caller back too early.
         let seconds = wait.as_millis().div_ceil(1000).max(1);
@@ -79,7 +80,7 @@ pub fn unreadable(start: &[u8]) -> Bytes {
     let body = surface::dialect_of_errors(path, false).error_body(&rejection, &id);
     let head = format!(
         "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-         x-request-id: {id}\r\nx-should-retry: false\r\nconnection: close\r\n\r\n",
+         x-request-id: {id}\r\nrequest-id: {id}\r\nx-should-retry: false\r\nconnection: close\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), &body].concat().into()
@@ -90,7 +91,7 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> p
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
-    head.insert_header("x-request-id", ctx.request_id.as_str())?;
+    headers::name_request(&mut head, &ctx.request_id)?;
     ctx.replied = Some("ok");
     send(session, head, body, Rest::OnItsWay).await
 }

@@ -3,6 +3,7 @@
 use filters::dialect::{Dialect, Operation};
 use filters::verdict::{Reason, Rejection};
 use http::Method;
+use percent_encoding::percent_decode_str;
 
 /// Before every operation's path.
 const PREFIX: &str = "/v1";
@@ -52,7 +53,7 @@ impl Surface {
             "/v1/generation" => Some(Self::Generation),
             _ => {
                 let id = path.strip_prefix("/v1/models/").filter(|id| !id.is_empty());
-                id.map(|id| Self::Model(id.to_owned()))
+                id.map(|id| Self::Model(decoded(id)))
             }
         }
     }
@@ -85,6 +86,11 @@ impl Surface {
     }
 }
 
+/// Without percent escapes: SDKs escape what an id may have and a path may not, such as the slash.
+pub(super) fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
 /// The dialect in which an error about `path` is told, before it is known what is served there.
 pub(super) fn dialect_of_errors(path: &str, versioned: bool) -> Dialect {
     let is = |surface: &str| {
@@ -111,6 +117,7 @@ mod tests {
         assert_eq!(find(Method::GET, "/v1/chat/completions"), Err(405));
         assert_eq!(find(Method::POST, "/v1/messages"), Ok(Surface::Call(Operation::Messages)));
         assert_eq!(find(Method::GET, "/v1/models/a/b"), Ok(Surface::Model("a/b".into())));
+        assert_eq!(find(Method::GET, "/v1/models/a%2Fb%3Ac%"), Ok(Surface::Model("a/b:c%".into())));
         assert_eq!(find(Method::POST, "/v1/embeddings"), Ok(Surface::Call(Operation::Embeddings)));
         let count = "/v1/messages/count_tokens";
         assert_eq!(find(Method::POST, count), Ok(Surface::Call(Operation::CountTokens)));

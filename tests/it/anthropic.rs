@@ -55,6 +55,7 @@ fn assert_error(answer: &super::support::Answer, status: u16, kind: &str, code: 
     );
     assert!(!found["error"]["message"].as_str().unwrap().is_empty());
     assert_eq!(found["request_id"].as_str(), answer.header("x-request-id"));
+    assert_eq!(found["request_id"].as_str(), answer.header("request-id"));
 }
 
 const OVERLOADED: &str =

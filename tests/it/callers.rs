@@ -63,6 +63,7 @@ async fn nothing_of_the_providers_head_reaches_the_caller() {
         "content-type",
         "cache-control",
         "x-request-id",
+        "request-id",
         "x-tollgate-upstream",
         "x-tollgate-attempts",
         "x-tollgate-cost-nano",
@@ -81,6 +82,8 @@ async fn models_are_listed_as_far_as_the_key_goes() {
     let all = Call::get("/v1/models").send(gateway.http).await.json();
     assert_eq!(all["data"][0]["id"], "gpt-a");
     assert_eq!(Call::get("/v1/models/gpt-a").send(gateway.http).await.json()["object"], "model");
+    let escaped = Call::get("/v1/models/gpt%2Da").send(gateway.http).await.json();
+    assert_eq!(escaped["id"], "gpt-a", "as SDKs escape names with a slash");
     assert_eq!(Call::get("/v1/models/nope").send(gateway.http).await.status, 404);
     let beta = |call: Call| call.header("authorization", "Bearer sk-test-beta");
     assert_eq!(beta(Call::get("/v1/models")).send(gateway.http).await.json()["data"], serde_json::json!([]));
@@ -92,7 +95,9 @@ async fn models_are_listed_as_far_as_the_key_goes() {
 async fn a_request_id_is_taken_over_if_it_is_sane() {
     let (_upstream, gateway) = healthy().await;
     let call = |id: &str| Call::post(whole_request()).header("x-request-id", id).send(gateway.http);
-    assert_eq!(call("trace-42").await.header("x-request-id"), Some("trace-42"));
+    let answer = call("trace-42").await;
+    assert_eq!(answer.header("x-request-id"), Some("trace-42"));
+    assert_eq!(answer.header("request-id"), Some("trace-42"), "where Anthropic's SDKs look for it");
     let odd = call("a b\tc").await;
     assert!(odd.header("x-request-id").unwrap().starts_with("req_"));
 }

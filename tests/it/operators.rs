@@ -105,6 +105,8 @@ async fn a_caller_sees_their_credits_and_their_calls() {
     assert_eq!((&found["data"]["upstream"], &found["data"]["attempts"]), (&"u0/up-a".into(), &1.into()));
     let by_id = format!("/v1/generation?id={}", found["data"]["id"].as_str().unwrap());
     assert_eq!(Call::get(&by_id).send(gateway.http).await.json(), found);
+    let escaped = Call::get("/v1/generation?id=my%2Dcall").send(gateway.http).await.json();
+    assert_eq!(escaped, found, "as clients escape it");
     let credits = Call::get("/v1/credits").send(gateway.http).await.json();
     assert_eq!(credits["data"]["balance_nano"], 999_925_000);
     assert_eq!(credits["data"]["total_credits"], 1.0);
