@@ -209,7 +209,7 @@ impl Stage {
         let path = request.path.split('?').next().unwrap_or_default();
         let words = script.answers.get(path).cloned();
         // Words need no surface; a path that has none borrows chat's.
-        let surface = Surface::at(&script, path).or(words.as_ref().map(|_| Surface::Chat));
+        let surface = Surface::at(&script, path).or_else(|| words.as_ref().map(|_| Surface::Chat));
         match (request.method.as_str(), surface) {
             ("GET", None) if path == "/v1/models" => Answer::json(200, &dialect::models(&script)),
             ("POST", Some(surface)) => match Wish::parse(surface, &request.body) {
