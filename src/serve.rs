@@ -25,7 +25,7 @@ use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
 use crate::clock;
 use crate::config::Config;
-use crate::config::checked::{Bounds, Listen, Listener};
+use crate::config::checked::{Bounds, Listen, Listener, OTHER_FILES};
 use crate::drain::{Drain, Watch};
 use crate::edge::{self, Connections, Door, Tls};
 use crate::ledger::Sqlite;
@@ -49,8 +49,6 @@ const LOOK_AT_CERTIFICATES: Duration = Duration::from_secs(1);
 /// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
 /// Pingora's default of 64 KiB is most of what an idle connection costs.
 const READ_BUFFER_BYTES: usize = 4 << 10;
-/// Open files that the process needs beside connections and their upstreams'.
-const OTHER_FILES: u64 = 256;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
 /// path of 100 ms until they are faster than 10 MB/s.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;

@@ -16,6 +16,7 @@ use filters::route::Sort;
 use filters::upstream::classify::{Class, Rule};
 use filters::upstream::watchdog::Limit;
 use ipnet::IpNet;
+use rustix::process::{Resource, getrlimit};
 
 use super::reach::{self, Reach};
 use super::{Faults, join, raw};
@@ -25,6 +26,10 @@ use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// The longest name of an account, a provider or a model, in bytes.
 const NAME_BYTES_MAX: usize = 200;
+/// Connections of callers, where nothing else is said and the system lets the process open the files.
+const CONNECTIONS_DEFAULT: u32 = 1 << 15;
+/// Open files that the process needs beside connections and their upstreams'.
+pub const OTHER_FILES: u64 = 256;
 /// The longest time that any limit may have.
 const SPAN_MAX: Duration = Duration::from_secs(7 * 86_400);
 /// The shortest key that is accepted, in bytes. Ours have 46.
@@ -419,7 +424,7 @@ impl Check {
         let span =
             |value: Option<raw::Span>, seconds| value.map_or_else(|| Duration::from_secs(seconds), |s| s.0);
         let count = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
-        let connections = raw.connections_max.unwrap_or(1 << 15);
+        let connections = raw.connections_max.unwrap_or_else(connections_default);
         let per_address = raw.connections_per_address_max.unwrap_or_else(|| connections.div_ceil(2));
         let bounds = Bounds {
             body_bytes_max: bytes(raw.body_max, 32 << 20),
@@ -1021,7 +1026,6 @@ fn extra(raw: raw::ExtraName) -> Extra {
     }
 }
 
-/// The machine's memory in bytes, or 4 GiB where it does not say.
 fn rule(raw: raw::ClassifyRule) -> Rule {
     let treat_as = match raw.treat_as {
         raw::ClassName::Transient => Class::Transient,
@@ -1039,6 +1043,14 @@ fn limit(raw: raw::Limit) -> Limit {
     }
 }
 
+/// As many as the process may open files for: one for the caller, one for the upstream.
+fn connections_default() -> u32 {
+    let files_max = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let room = files_max.saturating_sub(OTHER_FILES) / 2;
+    u32::try_from(room).unwrap_or(CONNECTIONS_DEFAULT).clamp(1, CONNECTIONS_DEFAULT)
+}
+
+/// The machine's memory in bytes, or 4 GiB where it does not say.
 fn memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text

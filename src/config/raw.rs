@@ -157,7 +157,8 @@ pub struct Bounds {
     /// request's head; then the connection is closed. Default 15s.
     #[deserr(default)]
     pub head_timeout: Option<Span>,
-    /// Connections of callers; beyond it new ones are closed at once. Default 32768.
+    /// Connections of callers; beyond it new ones are closed at once. Default 32768, or half of the files that the
+    /// process may open.
     #[deserr(default)]
     pub connections_max: Option<u32>,
     /// Connections of one caller's address (of one /64 with IPv6); beyond it new ones are closed at once. A load

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tollgate::mock::Mock;
 
+use super::support::delay::Delay;
+use super::support::tls::{Authority, TlsUpstream, Wants, quoted};
 use super::support::{Call, Caller, Gateway, Setup, script, upstream};
 
 /// Calls a second.
@@ -69,7 +71,7 @@ async fn two_upstreams_dead_at_once_reach_no_caller() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_outage_is_borne_and_its_price_told() {
-    let Some(seconds) = std::env::var("TOLLGATE_OUTAGES").ok().and_then(|text| text.parse().ok()) else {
+    let Some(seconds) = at_length() else {
         return; // `scripts/outages` plays it; the simulated hour is always played.
     };
     println!(
@@ -134,6 +136,58 @@ async fn when_all_are_down_they_are_asked_one_at_a_time_and_the_first_to_return_
         back.waits.len(),
         back.errors.len()
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_attempt_goes_out_over_a_connection_that_is_there() {
+    /// Half of the round trip that the way to the standby takes longer.
+    const ONE_WAY: Duration = Duration::from_millis(10);
+    let calls = if at_length().is_some() { 500 } else { 20 };
+    let authority = Authority::new();
+    // A fault that is about the request alone: nobody is blamed, so that every call begins there.
+    let refusing = r#"{"fault":{"kind":"status","code":403}}"#;
+    let (first, near) = (upstream(script(refusing)).await, upstream(script("{}")).await);
+    let behind = TlsUpstream::start(&authority, Wants::default(), first.address()).await;
+    let far = Delay::start(behind.address, ONE_WAY).await;
+    let trust = format!("ca_file: {}", quoted(&authority.ca_file()));
+    let setup = Setup::new(&[first.address(), near.address(), far.address]).tls(2).provider(2, &trust);
+    let gateway = setup.balance("1000").log("warn,tollgate=info,tollgate::proxy::warm=debug").start();
+    let call = async |provider: &str| {
+        let body = json!({
+            "model": "gpt-a", "messages": [{ "role": "user", "content": "hi" }], "provider": { "order": ["u0", provider] },
+        });
+        let answer = Call::post(body.to_string()).send(gateway.http).await;
+        assert_eq!(
+            (answer.status, answer.header("x-tollgate-attempts")),
+            (200, Some("2")),
+            "{}",
+            answer.text()
+        );
+        first.requests().last().and_then(|seen| seen.sent.last().copied()).expect("its refusal")
+    };
+    first.set_script(script("{}"));
+    assert_eq!(Call::post(request(&[])).send(gateway.http).await.status, 200);
+    gateway.wait_for_log("a connection is kept warm");
+    first.set_script(script(refusing));
+    let (mut loopback, mut distant) = (vec![], vec![]);
+    for _ in 0..calls {
+        let refused = call("u1").await;
+        loopback.push(near.requests().last().expect("the next attempt").at - refused);
+        let refused = call("u2").await;
+        let arrived = behind.latest().expect("the next attempt");
+        distant.push(arrived.duration_since(refused).saturating_sub(ONE_WAY));
+    }
+    assert_eq!(behind.accepted(), 1, "every failover went over the connection that was warm");
+    for (way, mut spans) in [("loopback", loopback), ("TLS, 20 ms of round trip added", distant)] {
+        spans.sort_unstable();
+        let at = |percent: usize| spans[(spans.len() - 1) * percent / 100].as_micros();
+        println!("| {way} | {calls} | {} µs | {} µs | {} µs |", at(50), at(99), at(100));
+    }
+}
+
+/// How long to play, where it is to be played at length.
+fn at_length() -> Option<u64> {
+    std::env::var("TOLLGATE_OUTAGES").ok().and_then(|text| text.parse().ok())
 }
 
 /// Three healthy upstreams, each of which has shown how fast it is.

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use bytes::Bytes;
 use pingora::tls::{
@@ -27,8 +28,12 @@ pub struct TlsUpstream {
     pub address: SocketAddr,
     accepted: Arc<AtomicUsize>,
     served: Arc<[AtomicUsize; 2]>,
+    arrivals: Arrivals,
     task: tokio::task::JoinHandle<()>,
 }
+
+/// When requests over HTTP/2 were whole.
+pub type Arrivals = Arc<Mutex<Vec<Instant>>>;
 
 /// What a TLS upstream wants.
 pub struct Wants<'a> {
@@ -113,22 +118,30 @@ impl TlsUpstream {
         let (accepted, served) =
             (Arc::new(AtomicUsize::new(0)), Arc::new([const { AtomicUsize::new(0) }; 2]));
         let (counts, serves) = (Arc::clone(&accepted), Arc::clone(&served));
+        let arrivals = Arrivals::default();
+        let arrived = Arc::clone(&arrivals);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 counts.fetch_add(1, Ordering::SeqCst);
                 let (acceptor, serves) = (acceptor.clone(), Arc::clone(&serves));
+                let arrived = Arc::clone(&arrived);
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
-                    serve(stream, behind, &serves).await;
+                    serve(stream, behind, &serves, arrived).await;
                 });
             }
         });
-        Self { address, accepted, served, task }
+        Self { address, accepted, served, arrivals, task }
     }
 
     /// Connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
+    }
+
+    /// When the latest request over HTTP/2 was whole.
+    pub fn latest(&self) -> Option<Instant> {
+        self.arrivals.lock().expect("arrivals").last().copied()
     }
 
     /// Connections over HTTP/1.1, and requests over HTTP/2, so far.
@@ -143,9 +156,14 @@ impl Drop for TlsUpstream {
     }
 }
 
-async fn serve(mut stream: ServerTlsStream<TcpStream>, behind: SocketAddr, served: &[AtomicUsize; 2]) {
+async fn serve(
+    mut stream: ServerTlsStream<TcpStream>,
+    behind: SocketAddr,
+    served: &[AtomicUsize; 2],
+    arrivals: Arrivals,
+) {
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-        return serve_h2(stream, &served[1]).await;
+        return serve_h2(stream, &served[1], arrivals).await;
     }
     served[0].fetch_add(1, Ordering::SeqCst);
     if let Ok(mut inner) = TcpStream::connect(behind).await {
@@ -190,16 +208,18 @@ pub async fn serve_h2_refusing(
 }
 
 /// Answers every request with a whole completion.
-pub async fn serve_h2(stream: impl AsyncRead + AsyncWrite + Unpin, served: &AtomicUsize) {
+pub async fn serve_h2(stream: impl AsyncRead + AsyncWrite + Unpin, served: &AtomicUsize, arrivals: Arrivals) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         served.fetch_add(1, Ordering::SeqCst);
+        let arrivals = Arc::clone(&arrivals);
         tokio::spawn(async move {
             // An answer to a half-read request would come with a reset.
             let mut body = request.into_body();
             while let Some(Ok(piece)) = body.data().await {
                 let _closed = body.flow_control().release_capacity(piece.len());
             }
+            arrivals.lock().expect("arrivals").push(Instant::now());
             answer(&mut respond);
         });
     }
