@@ -5,18 +5,19 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use filters::ids::AccountId;
+use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::clock;
+use crate::config::checked::Account;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
 use crate::ledger::{Ledger as _, LedgerError, Sqlite};
 use crate::pool::Pool;
 use crate::pool::keys::{KeyTable, digest, hint};
 use crate::settings::{AccountSettings, BadSetting, KeySettings};
 use crate::store::Embedded;
+use crate::{boot, clock};
 
 /// The longest name, reference or reason, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
@@ -141,6 +142,26 @@ impl Books {
             Verb::Rotate { key, overlap_seconds } => self.rotate(&key, overlap_seconds),
             Verb::Verify => Ok(json!(self.ledger().verify()?)),
         }
+    }
+
+    /// Makes accounts and keys of a config that was read anew, or brings their settings up to date. What
+    /// the config does not name any more stays as it is.
+    ///
+    /// # Errors
+    /// [`BooksError`]; a key that belongs to another account is found before anything is changed.
+    pub fn bootstrap(&self, accounts: &[Account]) -> Result<(), BooksError> {
+        let known = self.ledger().keys(None)?;
+        for account in accounts {
+            let digests: Vec<KeyDigest> =
+                account.keys.iter().map(|key| digest(key.secret.expose())).collect();
+            if known.iter().any(|k| k.account_name != account.name && digests.contains(&k.digest)) {
+                return Err(LedgerError::KeyTaken(account.name.clone()).into());
+            }
+        }
+        for account in accounts {
+            boot::bootstrap(&mut *self.ledger(), account)?;
+        }
+        self.follow()
     }
 
     /// A settled call of an account.

@@ -185,7 +185,11 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
     orphans.into_iter().map(end).collect()
 }
 
-fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
+/// Makes an account of the config and its keys, or brings their settings up to date.
+///
+/// # Errors
+/// [`LedgerError`] when a key belongs to another account, or the books cannot be written.
+pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), LedgerError> {
     let now_ms = clock::unix_ms();
     let id = ledger.ensure_account(&account.name, Some(&account.settings), now_ms)?;
     if account.balance.is_positive() {

@@ -20,6 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 use crate::clock;
+use crate::config::checked::Drain as Times;
 
 /// How often a drain looks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,6 +37,7 @@ pub struct Drain {
     in_flight: AtomicUsize,
     stop: Notify,
     cut: watch::Sender<bool>,
+    times: Mutex<Times>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,7 @@ impl Default for Drain {
             in_flight: AtomicUsize::new(0),
             stop: Notify::new(),
             cut: watch::Sender::new(false),
+            times: Mutex::new(Times { pre: Duration::ZERO, max: Duration::ZERO }),
         }
     }
 }
@@ -103,6 +106,17 @@ impl Drain {
         *self.cut.borrow()
     }
 
+    /// How long it may take.
+    #[must_use]
+    pub fn times(&self) -> Times {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it may take so long. A drain that is under way keeps what it began with.
+    pub fn set_times(&self, times: Times) {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
     /// Asks the process to leave as SIGTERM does; for tests and embedders.
     pub fn stop(&self) {
         self.stop.notify_one();
@@ -114,16 +128,19 @@ impl Drain {
     }
 
     /// Waits on the main thread until the process may leave: when it was told to and nothing is in
-    /// flight any more, or `max` after the listeners closed.
-    pub fn wait(&self, max: Duration) {
+    /// flight any more, or `drain.max` after the listeners closed. Answers how many calls were cut.
+    pub fn wait(&self) -> usize {
         let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let serving = |phase: &mut Phase| *phase == Phase::Serving;
         drop(self.changed.wait_while(phase, serving).unwrap_or_else(PoisonError::into_inner));
-        if !self.is_empty_within(max) {
-            tracing::warn!(in_flight = self.in_flight(), "the drain time is over: calls are cut");
-            self.cut.send_replace(true);
-            self.is_empty_within(CUT_PATIENCE);
+        if self.is_empty_within(self.times().max) {
+            return 0;
         }
+        let cut = self.in_flight();
+        tracing::warn!(in_flight = cut, "the drain time is over: calls are cut");
+        self.cut.send_replace(true);
+        self.is_empty_within(CUT_PATIENCE);
+        cut
     }
 
     /// Whether nothing is in flight before `patience` is over, or the process has to leave anyway.
@@ -163,7 +180,7 @@ impl Drop for InFlight {
 /// Turns signals into Pingora's shutdown.
 pub struct Watch {
     pub drain: Arc<Drain>,
-    pub pre: Duration,
+    pub notify: Arc<crate::ops::notify::Notify>,
 }
 
 #[async_trait]
@@ -176,19 +193,18 @@ impl ShutdownSignalWatch for Watch {
             tracing::error!("signals cannot be watched; leaving");
             return self.at_once();
         };
-        // A reload is not there yet; by default the signal would end the process and its streams.
-        let hangup = ignore(SignalKind::hangup());
         tokio::select! {
             _ = interrupt.recv() => return self.at_once(),
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
-            () = hangup => {}
         }
         self.drain.unready.store(true, Ordering::Release);
-        tracing::info!(pre = ?self.pre, "leaving: not ready any more");
+        let pre = self.drain.times().pre;
+        self.notify.stopping("leaving: calls in flight go on, new ones are still taken for a moment");
+        tracing::info!(?pre, "leaving: not ready any more");
         tokio::select! {
             _ = interrupt.recv() => return self.at_once(),
-            () = tokio::time::sleep(self.pre) => {}
+            () = tokio::time::sleep(pre) => {}
         }
         self.drain.closing.store(true, Ordering::Release);
         self.drain.enter_phase(Phase::Closing);
@@ -206,16 +222,6 @@ impl Watch {
         self.drain.over();
         ShutdownSignal::FastShutdown
     }
-}
-
-/// Takes a signal and says that it does nothing; never ends.
-async fn ignore(kind: SignalKind) {
-    if let Ok(mut signal) = signal(kind) {
-        while signal.recv().await.is_some() {
-            tracing::warn!(signal = kind.as_raw_value(), "the config is not read anew: restart to change it");
-        }
-    }
-    std::future::pending::<()>().await;
 }
 
 async fn leave_at_once_on(mut interrupt: Signal, drain: Arc<Drain>) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
@@ -18,25 +19,40 @@ use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
+use crate::front::Front;
+use crate::journal::Journal;
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
+use crate::ops::notify::Notify;
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway};
+use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::store::{Embedded, Holds};
 
 /// How often holds of dropped requests are settled.
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
-/// By how many seconds Pingora's grace time is longer than the longest drain.
-const GRACE_MORE: u64 = 60;
+/// Pingora's grace time, longer than the longest drain that a config may ask for.
+const GRACE_SECONDS: u64 = 8 * 86_400;
+/// The most that `routing.attempts_max` may be.
+const ATTEMPTS_MAX: usize = 5;
 
-/// Serves until a signal says otherwise.
+/// How a process has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Every call came to its end.
+    Drained,
+    /// So many calls were cut when the drain's time was over.
+    Cut(usize),
+}
+
+/// Serves until a signal says otherwise. Reads the config anew from `source` when asked to.
 ///
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
-pub fn run(config: Config) -> anyhow::Result<()> {
-    run_with(config, Arc::new(Drain::default()), |store| store)
+pub fn run(config: Config, source: Source) -> anyhow::Result<Left> {
+    serve(config, Some(source), Arc::new(Drain::default()), |store| store)
 }
 
 /// Serves until a signal or `drain_state` says otherwise, with a store that was wrapped: for tests
@@ -48,9 +64,20 @@ pub fn run_with(
     config: Config,
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Left> {
+    serve(config, None, drain_state, wrap)
+}
+
+fn serve(
+    config: Config,
+    source: Option<Source>,
+    drain_state: Arc<Drain>,
+    wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
+) -> anyhow::Result<Left> {
     let mut booted = boot::start(&config)?;
+    let fixed = Fixed::of(&config);
     let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
+    drain_state.set_times(drain);
     let admin_listener = TcpListener::bind(listen.admin)
         .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
     // Pingora binds later and would panic: find out now.
@@ -60,66 +87,102 @@ pub fn run_with(
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing), keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
-    let books = Arc::new(Books::new(
-        reader,
-        Some(books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot }),
-    ));
+    let live = books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot };
+    let books = Arc::new(Books::new(reader, Some(live)));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
-    let holds = wrap(Arc::<Embedded>::clone(&booted.store));
-
+    let notify = Arc::new(Notify::from_env());
     let gateway = Gateway {
         pool: Arc::clone(&pool),
-        holds: Arc::clone(&holds),
+        holds: wrap(Arc::<Embedded>::clone(&booted.store)),
         bodies: Bodies::new(bounds.bodies_bytes_max),
-        bounds,
-        books: Arc::clone(&books),
+        bounds: Arc::new(ArcSwap::from_pointee(bounds)),
+        books,
         keyed: Arc::default(),
-        metrics: Arc::clone(&metrics),
-        drain: Arc::clone(&drain_state),
-    };
-    let serving = Arc::new(AtomicBool::new(false));
-    let admin = Admin {
         metrics,
         drain: Arc::clone(&drain_state),
-        pool: Arc::clone(&pool),
-        holds,
-        journal: booted.journal.clone(),
-        serving: Arc::clone(&serving),
-        bodies: Arc::clone(&gateway.bodies),
-        books: Arc::clone(&books),
-        token: admin::token(&data).context("cannot write the admin token")?,
     };
+    let reloader = source
+        .map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(listen.http)))));
+    let serving = Arc::new(AtomicBool::new(false));
+    let keeper = Keeper {
+        store: Arc::clone(&booted.store),
+        pool,
+        http: listen.http,
+        serving: Arc::clone(&serving),
+        notify: Arc::clone(&notify),
+        reloader: reloader.clone(),
+    };
+    let token = admin::token(&data).context("cannot write the admin token")?;
+    let admin = tell(&gateway, booted.journal.clone(), serving, token, reloader);
 
-    let mut server =
-        Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max, drain.max));
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads));
     server.bootstrap();
     let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("gateway").build();
     proxy.add_tcp(&listen.http.to_string());
-    server.add_service(proxy);
+    server.add_service(Front { service: proxy, notify: Arc::clone(&notify) });
     admin_listener.set_nonblocking(true)?;
     server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
-    let keeper = Keeper { store: Arc::clone(&booted.store), pool, http: listen.http, serving };
     server.add_service(background_service("keeper", keeper));
-    let watch = Watch { drain: Arc::clone(&drain_state), pre: drain.pre };
+    let watch = Watch { drain: Arc::clone(&drain_state), notify };
     let ended = Arc::clone(&drain_state);
     let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
         server.run(RunArgs { shutdown_signal: Box::new(watch) });
         ended.over();
     });
     served.context("cannot start Pingora's thread")?;
-    drain_state.wait(drain.max);
+    let cut = drain_state.wait();
     booted.stop();
-    tracing::info!("left");
-    Ok(())
+    tracing::info!(cut, "left");
+    Ok(if cut == 0 { Left::Drained } else { Left::Cut(cut) })
 }
 
-fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
+/// What follows a config that is read anew.
+fn follow(gateway: &Gateway, notify: &Arc<Notify>, status: String) -> Live {
+    Live {
+        pool: Arc::clone(&gateway.pool),
+        books: Arc::clone(&gateway.books),
+        bounds: Arc::clone(&gateway.bounds),
+        bodies: Arc::clone(&gateway.bodies),
+        drain: Arc::clone(&gateway.drain),
+        metrics: Arc::clone(&gateway.metrics),
+        notify: Arc::clone(notify),
+        status,
+    }
+}
+
+/// What the admin port tells about.
+fn tell(
+    gateway: &Gateway,
+    journal: Journal,
+    serving: Arc<AtomicBool>,
+    token: Arc<str>,
+    reloader: Option<Arc<Reloader>>,
+) -> Admin {
+    Admin {
+        metrics: Arc::clone(&gateway.metrics),
+        drain: Arc::clone(&gateway.drain),
+        pool: Arc::clone(&gateway.pool),
+        holds: Arc::clone(&gateway.holds),
+        journal,
+        serving,
+        bodies: Arc::clone(&gateway.bodies),
+        books: Arc::clone(&gateway.books),
+        token,
+        reloader,
+    }
+}
+
+fn status(http: SocketAddr) -> String {
+    format!("serving on {http}")
+}
+
+fn server_conf(threads: usize) -> ServerConf {
     ServerConf {
         threads,
         // The planner counts; this only has to be larger. One more for a re-sent request.
-        max_retries: usize::try_from(attempts_max).unwrap_or(5) + 2,
+        max_retries: ATTEMPTS_MAX + 2,
         // The drain is ours (see `drain`) and ends earlier than this.
-        grace_period_seconds: Some(drain_max.as_secs() + GRACE_MORE),
+        grace_period_seconds: Some(GRACE_SECONDS),
         graceful_shutdown_timeout_seconds: Some(0),
         upstream_keepalive_pool_size: 512,
         ..ServerConf::default()
@@ -156,6 +219,8 @@ struct Keeper {
     pool: Arc<Pool>,
     http: SocketAddr,
     serving: Arc<AtomicBool>,
+    notify: Arc<Notify>,
+    reloader: Option<Arc<Reloader>>,
 }
 
 #[async_trait]
@@ -166,6 +231,7 @@ impl BackgroundService for Keeper {
             () = self.sweep() => {}
             () = self.look_up() => {}
             () = self.announce() => {}
+            () = self.reload() => {}
         }
     }
 }
@@ -202,12 +268,20 @@ impl Keeper {
         }
     }
 
+    async fn reload(&self) {
+        match &self.reloader {
+            Some(reloader) => Arc::clone(reloader).watch().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Says that we serve when a connection to our own port really stands; then waits for ever.
     async fn announce(&self) {
         while tokio::net::TcpStream::connect(self.http).await.is_err() {
             tokio::time::sleep(SWEEP).await;
         }
         self.serving.store(true, Ordering::Release);
+        self.notify.ready(&status(self.http));
         tracing::info!(http = %self.http, "serving");
         std::future::pending::<()>().await;
     }

@@ -27,6 +27,7 @@ use crate::journal::Journal;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
+use crate::reload::{Outcome, Reloader};
 use crate::store::Holds;
 
 /// What the port tells about.
@@ -43,6 +44,8 @@ pub struct Admin {
     pub books: Arc<Books>,
     /// Whoever does something with the books has to know it.
     pub token: Arc<str>,
+    /// `None`: there is no config file.
+    pub reloader: Option<Arc<Reloader>>,
 }
 
 /// Why something was not done.
@@ -57,6 +60,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics))
         .route("/books", post(books))
         .route("/explain", post(explain::explain))
+        .route("/reload", post(reload))
         .with_state(admin)
 }
 
@@ -78,6 +82,22 @@ async fn books(
     match done {
         Ok(Ok(value)) => Ok(Json(value)),
         Ok(Err(error)) => Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
+        Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}
+
+/// Reads the config file and says what came of it.
+async fn reload(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+) -> Result<(StatusCode, Json<Outcome>), Refused> {
+    authorize(&admin, &headers)?;
+    let Some(reloader) = admin.reloader else {
+        return Err((StatusCode::CONFLICT, "this gateway was started without a config file".to_owned()));
+    };
+    match tokio::task::spawn_blocking(move || reloader.reload("POST /reload")).await {
+        Ok(outcome @ Outcome::Applied { .. }) => Ok((StatusCode::OK, Json(outcome))),
+        Ok(outcome @ Outcome::Refused { .. }) => Ok((StatusCode::UNPROCESSABLE_ENTITY, Json(outcome))),
         Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
     }
 }

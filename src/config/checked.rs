@@ -39,7 +39,7 @@ pub struct Config {
     pub accounts: Vec<Account>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     pub http: SocketAddr,
     pub admin: SocketAddr,
@@ -149,6 +149,12 @@ impl BaseUrl {
     pub fn authority(&self) -> String {
         let default = if self.tls { 443 } else { 80 };
         if self.port == default { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
+    }
+
+    /// Whether both are found at the same addresses.
+    #[must_use]
+    pub fn is_same_host(&self, other: &Self) -> bool {
+        (&self.host, self.port) == (&other.host, other.port)
     }
 }
 

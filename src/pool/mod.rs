@@ -31,6 +31,24 @@ impl Snapshot {
         let upstreams = Upstreams::new(&catalogue, &routing);
         Self { catalogue, routing, addresses, upstreams }
     }
+
+    /// The view of another catalogue, with all that is known of what is in both.
+    #[must_use]
+    pub fn reloaded(&self, catalogue: Catalogue, routing: Routing) -> Self {
+        let known = |endpoint: &Endpoint| {
+            let mut both = self.catalogue.endpoints.iter().zip(&self.addresses);
+            let same = |old: &Endpoint| {
+                old.name == endpoint.name && old.provider.base.is_same_host(&endpoint.provider.base)
+            };
+            both.find(|(old, _)| same(old)).map(|(_, addresses)| Arc::clone(addresses))
+        };
+        let of = |endpoint: &Endpoint| {
+            known(endpoint).unwrap_or_else(|| Arc::new(Addresses::new(&endpoint.provider.base)))
+        };
+        let addresses = catalogue.endpoints.iter().map(of).collect();
+        let upstreams = self.upstreams.reloaded(&catalogue, &routing);
+        Self { catalogue, routing, addresses, upstreams }
+    }
 }
 
 /// The current snapshot, swapped in whole.
@@ -55,6 +73,11 @@ impl Pool {
     /// From now on these are the keys.
     pub fn set_keys(&self, keys: KeyTable) {
         self.keys.store(Arc::new(keys));
+    }
+
+    /// From now on requests begin with this one; those that run keep theirs.
+    pub fn set(&self, snapshot: Snapshot) {
+        self.current.store(Arc::new(snapshot));
     }
 
     /// The snapshot for a request that begins now.

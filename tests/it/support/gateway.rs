@@ -37,6 +37,7 @@ pub struct Setup {
     drain_max: &'static str,
     routing: String,
     log: &'static str,
+    env: Vec<(&'static str, String)>,
 }
 
 /// A running gateway.
@@ -64,7 +65,14 @@ impl Setup {
             drain_max: "10s",
             routing: String::new(),
             log: LOG,
+            env: vec![],
         }
+    }
+
+    /// A variable of the process's environment.
+    pub fn env(mut self, name: &'static str, value: &str) -> Self {
+        self.env.push((name, value.to_owned()));
+        self
     }
 
     /// Keys for every provider, as YAML flow.
@@ -185,16 +193,23 @@ impl Setup {
     pub fn start_in(self, folder: TempDir) -> Gateway {
         let (http, admin) = (free_address(), free_address());
         std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
-        Gateway::spawn(folder, http, admin, self.log)
+        Gateway::spawn(folder, http, admin, self.log, &self.env)
     }
 }
 
 impl Gateway {
-    fn spawn(folder: TempDir, http: SocketAddr, admin: SocketAddr, filter: &str) -> Self {
+    fn spawn(
+        folder: TempDir,
+        http: SocketAddr,
+        admin: SocketAddr,
+        filter: &str,
+        env: &[(&'static str, String)],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["--config", "tollgate.yaml", "serve"])
             .current_dir(folder.path())
             .env("RUST_LOG", filter)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -317,6 +332,25 @@ impl Gateway {
         self.child.wait().expect("its exit")
     }
 
+    /// Puts another text in the config file's place, as an editor does: whole, by a rename.
+    pub fn write_config(&self, yaml: &str) {
+        let (new, file) = (self.folder().join("tollgate.new"), self.folder().join("tollgate.yaml"));
+        std::fs::write(&new, yaml).expect("the new config");
+        std::fs::rename(&new, &file).expect("the config");
+    }
+
+    /// The text of the config file.
+    pub fn config(&self) -> String {
+        std::fs::read_to_string(self.folder().join("tollgate.yaml")).expect("the config")
+    }
+
+    /// Has the config file read anew and answers what came of it.
+    pub async fn reload(&self) -> super::Answer {
+        let token = std::fs::read_to_string(self.folder().join("data/admin.token")).expect("the token");
+        let call = super::Call::post("").path("/reload").header("authorization", &format!("Bearer {token}"));
+        call.send(self.admin).await
+    }
+
     /// What a second process says that wants to serve from the same store.
     pub fn try_beside(&self) -> String {
         let yaml = std::fs::read_to_string(self.folder().join("tollgate.yaml")).expect("the config");
@@ -400,7 +434,7 @@ impl Gateway {
         let folder = self.folder.take().expect("the folder");
         let (http, admin) = (self.http, self.admin);
         drop(self);
-        Self::spawn(folder, http, admin, LOG)
+        Self::spawn(folder, http, admin, LOG, &[])
     }
 }
 
