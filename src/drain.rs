@@ -6,6 +6,9 @@
 //! runs is cut: a stream ends with an error event, and what it used until then is charged. SIGINT
 //! leaves at once.
 //!
+//! SIGQUIT: hands over to a process that waits for it (see `handover`) and leaves in the same way, without
+//! `drain.pre`; where nobody waits, it serves on.
+//!
 //! Pingora would sleep through its grace time to the end even when nothing is left to do, so it
 //! runs in a thread of its own and the main thread leaves without it.
 
@@ -19,13 +22,22 @@ use pingora::server::{ShutdownSignal, ShutdownSignalWatch};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
-use crate::clock;
 use crate::config::checked::Drain as Times;
+use crate::handover::Estate;
+use crate::{clock, ops};
 
 /// How often a drain looks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long calls that were cut have to say so to their callers.
 const CUT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long connections that are just there may take to send their request when another process takes over.
+const LINGER: Duration = Duration::from_millis(400);
+/// How long requests that are being read may take then, before only half of the free money goes over.
+const ARRIVAL_PATIENCE: Duration = Duration::from_secs(1);
+/// No call arrives when that was so in so many looks in a row, each so long after the other.
+const QUIET_ROW: u32 = 3;
+const QUIET_LOOK: Duration = Duration::from_millis(5);
 
 /// What the rest of the process knows of leaving.
 #[derive(Debug)]
@@ -34,6 +46,11 @@ pub struct Drain {
     changed: Condvar,
     unready: AtomicBool,
     closing: AtomicBool,
+    /// Another process takes over.
+    heir: AtomicBool,
+    /// Connections that waited for a request are closed.
+    quiet: AtomicBool,
+    handing: watch::Sender<bool>,
     in_flight: AtomicUsize,
     stop: Notify,
     cut: watch::Sender<bool>,
@@ -60,6 +77,9 @@ impl Default for Drain {
             changed: Condvar::new(),
             unready: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            heir: AtomicBool::new(false),
+            quiet: AtomicBool::new(false),
+            handing: watch::Sender::new(false),
             in_flight: AtomicUsize::new(0),
             stop: Notify::new(),
             cut: watch::Sender::new(false),
@@ -127,24 +147,63 @@ impl Drain {
         self.enter_phase(Phase::Over);
     }
 
-    /// Waits on the main thread until the process may leave: when it was told to and nothing is in
-    /// flight any more, or `drain.max` after the listeners closed. Answers how many calls were cut.
-    pub fn wait(&self) -> usize {
+    /// Turns true when another process takes over the admin port.
+    #[must_use]
+    pub fn handing(&self) -> watch::Receiver<bool> {
+        self.handing.subscribe()
+    }
+
+    /// Between the last accept and the closing of connections that wait for a request: for whom is just
+    /// about to send one, when another process takes over.
+    pub async fn linger(&self) {
+        if self.heir.load(Ordering::Acquire) {
+            tokio::time::sleep(LINGER).await;
+        }
+    }
+
+    /// Connections that waited for a request are closed.
+    pub fn be_quiet(&self) {
+        self.quiet.store(true, Ordering::Release);
+    }
+
+    /// Waits on the main thread until no call can come any more that `admitted` does not count. Answers
+    /// whether it is so, or some still take their time to arrive.
+    pub fn is_quiet(&self, admitted: impl Fn() -> usize) -> bool {
+        let end = clock::now() + LINGER + ARRIVAL_PATIENCE;
+        let mut row = 0;
+        while clock::now() < end && self.phase() != Phase::Over {
+            let quiet = self.quiet.load(Ordering::Acquire) && self.in_flight() <= admitted();
+            row = if quiet { row + 1 } else { 0 };
+            if row >= QUIET_ROW {
+                return true;
+            }
+            thread::sleep(QUIET_LOOK);
+        }
+        false
+    }
+
+    /// Waits on the main thread until no call is taken any more.
+    pub fn wait_for_the_end(&self) {
         let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let serving = |phase: &mut Phase| *phase == Phase::Serving;
         drop(self.changed.wait_while(phase, serving).unwrap_or_else(PoisonError::into_inner));
-        if self.is_empty_within(self.times().max) {
+    }
+
+    /// Then waits until the process may leave: when nothing is in flight any more, or after `drain.max`.
+    /// Answers how many calls were cut. Does `meanwhile` now and then.
+    pub fn wait(&self, meanwhile: impl FnMut()) -> usize {
+        if self.is_empty_within(self.times().max, meanwhile) {
             return 0;
         }
         let cut = self.in_flight();
         tracing::warn!(in_flight = cut, "the drain time is over: calls are cut");
         self.cut.send_replace(true);
-        self.is_empty_within(CUT_PATIENCE);
+        self.is_empty_within(CUT_PATIENCE, || {});
         cut
     }
 
     /// Whether nothing is in flight before `patience` is over, or the process has to leave anyway.
-    fn is_empty_within(&self, patience: Duration) -> bool {
+    fn is_empty_within(&self, patience: Duration, mut meanwhile: impl FnMut()) -> bool {
         let end = clock::now() + patience;
         loop {
             if self.in_flight() == 0 || self.phase() == Phase::Over {
@@ -153,6 +212,7 @@ impl Drain {
             if clock::now() >= end {
                 return false;
             }
+            meanwhile();
             thread::sleep(LOOK);
         }
     }
@@ -180,7 +240,9 @@ impl Drop for InFlight {
 /// Turns signals into Pingora's shutdown.
 pub struct Watch {
     pub drain: Arc<Drain>,
-    pub notify: Arc<crate::ops::notify::Notify>,
+    pub notify: Arc<ops::notify::Notify>,
+    /// `None`: there is nothing that could be handed over.
+    pub estate: Option<Arc<Estate>>,
 }
 
 #[async_trait]
@@ -197,6 +259,7 @@ impl ShutdownSignalWatch for Watch {
             _ = interrupt.recv() => return self.at_once(),
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
+            () = self.handed_over() => return self.close(interrupt),
         }
         self.drain.unready.store(true, Ordering::Release);
         let pre = self.drain.times().pre;
@@ -206,6 +269,12 @@ impl ShutdownSignalWatch for Watch {
             _ = interrupt.recv() => return self.at_once(),
             () = tokio::time::sleep(pre) => {}
         }
+        self.close(interrupt)
+    }
+}
+
+impl Watch {
+    fn close(&self, interrupt: Signal) -> ShutdownSignal {
         self.drain.closing.store(true, Ordering::Release);
         self.drain.enter_phase(Phase::Closing);
         #[expect(
@@ -215,9 +284,28 @@ impl ShutdownSignalWatch for Watch {
         tokio::spawn(leave_at_once_on(interrupt, Arc::clone(&self.drain)));
         ShutdownSignal::GracefulTerminate
     }
-}
 
-impl Watch {
+    /// Resolves when SIGQUIT came and another process is ready to take over.
+    async fn handed_over(&self) {
+        let (Some(estate), Ok(mut quit)) = (&self.estate, signal(SignalKind::quit())) else {
+            return std::future::pending().await;
+        };
+        while quit.recv().await.is_some() {
+            let estate = Arc::clone(estate);
+            match tokio::task::spawn_blocking(move || estate.offer()).await {
+                Ok(Ok(())) => {
+                    tracing::info!("another process takes over; calls in flight end here");
+                    self.drain.unready.store(true, Ordering::Release);
+                    self.drain.heir.store(true, Ordering::Release);
+                    self.drain.handing.send_replace(true);
+                    return;
+                }
+                Ok(Err(error)) => tracing::error!("SIGQUIT: {error:#}; serving on"),
+                Err(error) => tracing::error!(%error, "SIGQUIT: the offer broke; serving on"),
+            }
+        }
+    }
+
     fn at_once(&self) -> ShutdownSignal {
         self.drain.over();
         ShutdownSignal::FastShutdown

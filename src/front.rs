@@ -3,19 +3,60 @@
 //! A heartbeat on the proxy's own threads: each of Pingora's services has a runtime of its own, so that an
 //! answering admin port says nothing of calls. While the proxy's threads turn, a service manager that
 //! asked for it (`WATCHDOG_USEC`) is told so; when they are stuck it is not, and restarts us.
+//!
+//! Listening sockets that were bound before, or handed over by another process.
+//!
+//! Patience when another process takes over: Pingora would drop every connection that has not sent its
+//! request yet at the moment when it stops accepting, also one that came a microsecond before.
 
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::IntoRawFd as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use pingora::apps::ServerApp;
+use pingora::protocols::Stream;
 use pingora::server::{ListenFds, ShutdownWatch};
 use pingora::services::Service;
 
+use crate::drain::Drain;
 use crate::ops::notify::Notify;
 
-/// A service of Pingora's that has a heartbeat.
+/// A service of Pingora's that has a heartbeat and listens on sockets that are there already.
 pub struct Front<S> {
     pub service: S,
+    pub door: Door,
+}
+
+/// Where callers come in.
+pub struct Door {
+    pub address: SocketAddr,
+    /// Goes to Pingora when the service starts.
+    pub socket: Option<TcpListener>,
     pub notify: Arc<Notify>,
+    /// Turns true when it accepts.
+    pub started: Arc<AtomicBool>,
+}
+
+/// An application of Pingora's that lets connections linger.
+pub struct Patient<A> {
+    pub app: Arc<A>,
+    pub drain: Arc<Drain>,
+}
+
+#[async_trait]
+impl<A: ServerApp + Send + Sync + 'static> ServerApp for Patient<A> {
+    async fn process_new(self: &Arc<Self>, session: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
+        self.app.process_new(session, shutdown).await
+    }
+
+    /// Called when nothing is accepted any more.
+    async fn cleanup(&self) {
+        self.drain.linger().await;
+        self.app.cleanup().await;
+        self.drain.be_quiet();
+    }
 }
 
 #[async_trait]
@@ -26,9 +67,14 @@ impl<S: Service> Service for Front<S> {
         shutdown: ShutdownWatch,
         listeners_per_fd: usize,
     ) {
+        let Door { address, socket, notify, started } = &mut self.door;
+        if let Some((fds, socket)) = fds.as_ref().zip(socket.take()) {
+            fds.lock().add(address.to_string(), socket.into_raw_fd());
+        }
+        started.store(true, Ordering::Release);
         // The heart beats until the runtime ends: calls go on after the listeners have closed.
         let serve = self.service.start_service(fds, shutdown, listeners_per_fd);
-        futures::future::join(serve, beat(&self.notify)).await;
+        futures::future::join(serve, beat(notify)).await;
     }
 
     fn name(&self) -> &str {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,14 +13,16 @@ use async_trait::async_trait;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
 use pingora::services::background::{BackgroundService, background_service};
-use pingora_proxy::ProxyServiceBuilder;
+use pingora::services::listening::Service;
+use pingora_proxy::http_proxy;
 
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
-use crate::front::Front;
+use crate::front::{Door, Front, Patient};
+use crate::handover::{self, Estate, Inheritance, Sockets};
 use crate::journal::Journal;
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
@@ -28,11 +31,14 @@ use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway};
 use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::store::{Embedded, Holds};
+use crate::succession;
 
 /// How often holds of dropped requests are settled.
 const SWEEP: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
+/// How often the boots before this one are looked after, as long as there are any.
+const LOOK_BACK: Duration = Duration::from_millis(500);
 /// Pingora's grace time, longer than the longest drain that a config may ask for.
 const GRACE_SECONDS: u64 = 8 * 86_400;
 /// The most that `routing.attempts_max` may be.
@@ -47,12 +53,13 @@ pub enum Left {
     Cut(usize),
 }
 
-/// Serves until a signal says otherwise. Reads the config anew from `source` when asked to.
+/// Serves until a signal says otherwise. Reads the config anew from `source` when asked to. `upgrade`: takes
+/// over from the process that serves now, when that one gets SIGQUIT.
 ///
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
-pub fn run(config: Config, source: Source) -> anyhow::Result<Left> {
-    serve(config, Some(source), Arc::new(Drain::default()), |store| store)
+pub fn run(config: Config, source: Source, upgrade: bool) -> anyhow::Result<Left> {
+    serve(config, Some(source), upgrade, Arc::new(Drain::default()), |store| store)
 }
 
 /// Serves until a signal or `drain_state` says otherwise, with a store that was wrapped: for tests
@@ -65,38 +72,42 @@ pub fn run_with(
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<Left> {
-    serve(config, None, drain_state, wrap)
+    serve(config, None, false, drain_state, wrap)
 }
 
 fn serve(
     config: Config,
     source: Option<Source>,
+    upgrade: bool,
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<Left> {
-    let mut booted = boot::start(&config)?;
+    let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
     let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
     drain_state.set_times(drain);
-    let admin_listener = TcpListener::bind(listen.admin)
-        .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
-    // Pingora binds later and would panic: find out now.
-    drop(TcpListener::bind(listen.http).with_context(|| format!("cannot bind listen.http {}", listen.http))?);
+    let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
+        Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
+        None => handover::wait(&data)?,
+    };
+    let admin_socket = sockets.get("listen.admin", listen.admin)?;
+    let http_socket = sockets.get("listen.http", listen.http)?;
+    sockets.keep(&[listen.admin, listen.http]);
 
     let keys = std::mem::take(&mut booted.keys);
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing), keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
-    let live = books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot };
+    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot);
     let books = Arc::new(Books::new(reader, Some(live)));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
-    let notify = Arc::new(Notify::from_env());
+    let notify = Arc::new(Notify::from_env(upgrade));
     let gateway = Gateway {
         pool: Arc::clone(&pool),
         holds: wrap(Arc::<Embedded>::clone(&booted.store)),
         bodies: Bodies::new(bounds.bodies_bytes_max),
         bounds: Arc::new(ArcSwap::from_pointee(bounds)),
-        books,
+        books: Arc::clone(&books),
         keyed: Arc::default(),
         metrics,
         drain: Arc::clone(&drain_state),
@@ -104,36 +115,60 @@ fn serve(
     let reloader = source
         .map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(listen.http)))));
     let serving = Arc::new(AtomicBool::new(false));
+    let started = Arc::new(AtomicBool::new(false));
     let keeper = Keeper {
         store: Arc::clone(&booted.store),
         pool,
         http: listen.http,
+        started: Arc::clone(&started),
         serving: Arc::clone(&serving),
         notify: Arc::clone(&notify),
         reloader: reloader.clone(),
+        books: Arc::clone(&books),
+        data: data.clone(),
     };
-    let token = admin::token(&data).context("cannot write the admin token")?;
+    let token = admin::token(&data, line.is_some()).context("cannot write the admin token")?;
+    let (owner, orderly) = succession::come_into(owner, line, &data, &booted.store)?;
+    // What was before us is looked after while we serve, by whoever has the lock.
+    booted.locks().start = None;
+    if upgrade {
+        succession::settle_in(&owner, &books, &data, orderly);
+    }
+    let estate = Arc::new(Estate::new(&data, owner, sockets));
     let admin = tell(&gateway, booted.journal.clone(), serving, token, reloader);
 
-    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads));
-    server.bootstrap();
-    let mut proxy = ProxyServiceBuilder::new(&server.configuration, gateway).name("gateway").build();
-    proxy.add_tcp(&listen.http.to_string());
-    server.add_service(Front { service: proxy, notify: Arc::clone(&notify) });
-    admin_listener.set_nonblocking(true)?;
-    server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
-    server.add_service(background_service("keeper", keeper));
-    let watch = Watch { drain: Arc::clone(&drain_state), notify };
+    let door = Door { address: listen.http, socket: Some(http_socket), notify: Arc::clone(&notify), started };
+    let server =
+        assemble(listen.threads, gateway, door, AdminService { admin, listener: admin_socket }, keeper);
+    let watch = Watch { drain: Arc::clone(&drain_state), notify, estate: Some(Arc::clone(&estate)) };
     let ended = Arc::clone(&drain_state);
     let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
         server.run(RunArgs { shutdown_signal: Box::new(watch) });
         ended.over();
     });
     served.context("cannot start Pingora's thread")?;
-    let cut = drain_state.wait();
+    drain_state.wait_for_the_end();
+    let cut = match estate.let_go() {
+        Some(heir) => succession::leave_to(heir, &drain_state, &books, &booted.store),
+        None => drain_state.wait(|| {}),
+    };
     booted.stop();
     tracing::info!(cut, "left");
     Ok(if cut == 0 { Left::Drained } else { Left::Cut(cut) })
+}
+
+/// Pingora's services around all that.
+fn assemble(threads: usize, gateway: Gateway, door: Door, admin: AdminService, keeper: Keeper) -> Server {
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(threads));
+    server.bootstrap();
+    let drain = Arc::clone(&gateway.drain);
+    let app = Patient { app: Arc::new(http_proxy(&server.configuration, gateway)), drain };
+    let mut service = Service::new("gateway".to_owned(), app);
+    service.add_tcp(&door.address.to_string());
+    server.add_service(Front { service, door });
+    server.add_service(background_service("admin", admin));
+    server.add_service(background_service("keeper", keeper));
+    server
 }
 
 /// What follows a config that is read anew.
@@ -206,7 +241,12 @@ impl BackgroundService for AdminService {
                 return;
             }
         };
-        let serve = axum::serve(listener, admin::router(self.admin.clone()));
+        // Goes on while the process drains, unless another one answers on the port.
+        let mut handing = self.admin.drain.handing();
+        let handed = async move {
+            let _ended = handing.wait_for(|handing| *handing).await;
+        };
+        let serve = axum::serve(listener, admin::router(self.admin.clone())).with_graceful_shutdown(handed);
         if let Err(error) = serve.await {
             tracing::error!(%error, "the admin port broke");
         }
@@ -218,9 +258,12 @@ struct Keeper {
     store: Arc<Embedded>,
     pool: Arc<Pool>,
     http: SocketAddr,
+    started: Arc<AtomicBool>,
     serving: Arc<AtomicBool>,
     notify: Arc<Notify>,
     reloader: Option<Arc<Reloader>>,
+    books: Arc<Books>,
+    data: PathBuf,
 }
 
 #[async_trait]
@@ -232,6 +275,7 @@ impl BackgroundService for Keeper {
             () = self.look_up() => {}
             () = self.announce() => {}
             () = self.reload() => {}
+            () = self.look_back() => {}
         }
     }
 }
@@ -268,6 +312,26 @@ impl Keeper {
         }
     }
 
+    /// Leases what processes before this one give back, and books what they leave, until none is there.
+    async fn look_back(&self) {
+        let mut tick = tokio::time::interval(LOOK_BACK);
+        let (mut others, mut looks) = (true, 0_u64);
+        while others {
+            tick.tick().await;
+            let (books, data) = (Arc::clone(&self.books), self.data.clone());
+            match tokio::task::spawn_blocking(move || books.look_after_predecessors(&data)).await {
+                Ok(Ok(still)) => others = still,
+                Ok(Err(error)) => tracing::error!("boots before this one cannot be looked after: {error:#}"),
+                Err(error) => tracing::error!(%error, "looking after boots before this one broke"),
+            }
+            looks += 1;
+        }
+        if looks > 1 {
+            tracing::info!("no process before this one is left");
+        }
+        std::future::pending::<()>().await;
+    }
+
     async fn reload(&self) {
         match &self.reloader {
             Some(reloader) => Arc::clone(reloader).watch().await,
@@ -277,12 +341,14 @@ impl Keeper {
 
     /// Says that we serve when a connection to our own port really stands; then waits for ever.
     async fn announce(&self) {
-        while tokio::net::TcpStream::connect(self.http).await.is_err() {
+        while !self.started.load(Ordering::Acquire)
+            || tokio::net::TcpStream::connect(self.http).await.is_err()
+        {
             tokio::time::sleep(SWEEP).await;
         }
         self.serving.store(true, Ordering::Release);
         self.notify.ready(&status(self.http));
-        tracing::info!(http = %self.http, "serving");
+        tracing::info!("{}", status(self.http));
         std::future::pending::<()>().await;
     }
 }

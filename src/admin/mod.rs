@@ -118,13 +118,17 @@ pub fn token_file(data: &Path) -> PathBuf {
     data.join("admin.token")
 }
 
-/// Makes this start's admin token and writes it for the command line to read.
+/// Makes this start's admin token and writes it for the command line to read. One that `takes_over` keeps the
+/// token that there is: it is good for both processes, at any moment.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn token(data: &Path) -> std::io::Result<Arc<str>> {
-    let token = crate::books::fresh_key()?;
+pub fn token(data: &Path, takes_over: bool) -> std::io::Result<Arc<str>> {
     let file = token_file(data);
+    if takes_over && let Ok(token) = std::fs::read_to_string(&file) {
+        return Ok(token.into());
+    }
+    let token = crate::books::fresh_key()?;
     // A new file each time: the mode counts only when a file is made.
     match std::fs::remove_file(&file) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),

@@ -39,7 +39,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Serve calls until SIGTERM. SIGHUP reads the config file anew.
-    Serve,
+    Serve {
+        /// Take over from the process that serves now: start this, then send SIGQUIT to that.
+        #[arg(long)]
+        upgrade: bool,
+    },
     /// Check the config file and say everything that is wrong with it.
     Check,
     /// Accounts and what happened on them.
@@ -305,10 +309,10 @@ impl Cli {
     /// [`config::Faults`] for a config that cannot be used, anything else as its own error.
     pub fn run(self) -> anyhow::Result<Left> {
         let done = match self.verb {
-            Verb::Serve => {
+            Verb::Serve { upgrade } => {
                 let (config, version) = load_version(&self.config)?;
                 log::start(self.log);
-                return serve::run(config, Source { file: self.config, version });
+                return serve::run(config, Source { file: self.config, version }, upgrade);
             }
             Verb::Check => {
                 let config = load(&self.config)?;

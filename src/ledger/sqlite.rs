@@ -177,6 +177,23 @@ impl Ledger for Sqlite {
         Ok(added)
     }
 
+    fn give_back(&mut self, boot: i64, parts: &[(AccountId, Amount)]) -> Result<(), LedgerError> {
+        let transaction = self.connection.transaction()?;
+        for (account, amount) in parts {
+            // By the difference, never to a computed rest: see docs/model-check.md.
+            transaction.execute(
+                "UPDATE lease SET amount = amount - ?3 WHERE boot = ?1 AND account = ?2",
+                params![boot, account.0, amount.nano()],
+            )?;
+            transaction.execute(
+                "UPDATE balance SET leased = leased - ?2 WHERE account = ?1",
+                params![account.0, amount.nano()],
+            )?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
     fn ensure_account(
         &mut self,
         name: &str,

@@ -18,11 +18,12 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// Whom the environment names. `WATCHDOG_USEC` counts when `WATCHDOG_PID` names this process or nobody.
+    /// Whom the environment names. `WATCHDOG_USEC` counts when `WATCHDOG_PID` names this process or nobody, or
+    /// when this one `replaces` the one that is named.
     #[must_use]
-    pub fn from_env() -> Self {
+    pub fn from_env(replaces: bool) -> Self {
         let var = |name| std::env::var(name).ok();
-        let ours = var("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
+        let ours = replaces || var("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
         let watchdog = var("WATCHDOG_USEC").filter(|_| ours).and_then(|text| text.parse().ok());
         Self {
             socket: var("NOTIFY_SOCKET").and_then(|name| open(&name)),

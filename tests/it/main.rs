@@ -32,4 +32,5 @@ mod routing;
 mod simulation;
 mod streams;
 mod support;
+mod upgrade;
 mod wall;

@@ -17,6 +17,8 @@ pub mod window;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::money::Amount;
 use budget::Budget;
 use window::Window;
@@ -51,6 +53,8 @@ pub struct Counters {
     requests: Window,
     tokens: Window,
     running: u64,
+    /// Calls that the process before this one still runs.
+    elsewhere: u64,
     spent: Vec<Spent>,
 }
 
@@ -59,6 +63,21 @@ pub struct Counters {
 struct Spent {
     begins_ms: i64,
     amount: Amount,
+    /// In the process before this one.
+    elsewhere: Amount,
+}
+
+/// What one scope has done, on its way to the process that takes over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedCounters {
+    /// Requests, by the seconds that have passed since.
+    requests: Vec<(u64, u64)>,
+    /// Tokens, by the seconds that have passed since.
+    tokens: Vec<(u64, u64)>,
+    /// Calls that run.
+    running: u64,
+    /// Nano-dollars of each budget, with the beginning of its window.
+    spent: Vec<(i64, i64)>,
 }
 
 /// What a call would take.
@@ -147,6 +166,12 @@ impl Limits {
     }
 }
 
+impl Spent {
+    fn sum(&self) -> Amount {
+        self.amount.checked_add(self.elsewhere).unwrap_or(Amount::MAX)
+    }
+}
+
 impl Counters {
     /// Whether a call fits. Takes nothing.
     ///
@@ -164,12 +189,12 @@ impl Counters {
         {
             return over(Kind::Tokens, wait);
         }
-        if limits.concurrency.is_some_and(|limit| self.running >= limit) {
+        if limits.concurrency.is_some_and(|limit| self.running.saturating_add(self.elsewhere) >= limit) {
             return over(Kind::Concurrency, 1);
         }
         self.roll_budgets(now, limits);
         for (budget, spent) in limits.budgets.iter().zip(&self.spent) {
-            let fits = spent.amount.checked_add(want.amount).is_some_and(|sum| sum <= budget.amount);
+            let fits = spent.sum().checked_add(want.amount).is_some_and(|sum| sum <= budget.amount);
             if !fits {
                 let ends_ms = budget.window(now.unix_ms).1;
                 let wait = u64::try_from(ends_ms.saturating_sub(now.unix_ms)).unwrap_or_default();
@@ -214,6 +239,48 @@ impl Counters {
         }
     }
 
+    /// What the process that takes over has to know.
+    #[must_use]
+    pub fn carried(&mut self, now: Now) -> CarriedCounters {
+        CarriedCounters {
+            requests: self.requests.by_age(now.second),
+            tokens: self.tokens.by_age(now.second),
+            running: self.running,
+            spent: self.spent.iter().map(|spent| (spent.begins_ms, spent.sum().nano())).collect(),
+        }
+    }
+
+    /// Takes over what the process before did, and what it knows of those before it.
+    pub fn adopt(&mut self, now: Now, carried: &CarriedCounters) {
+        for (window, past) in [(&mut self.requests, &carried.requests), (&mut self.tokens, &carried.tokens)] {
+            past.iter().for_each(|(age, amount)| window.add_past(now.second, *age, *amount));
+        }
+        self.elsewhere = carried.running;
+        // Its figures contain all that the books had when this process began. A budget of another window, or
+        // of none any more, is put right by the next check.
+        let of = |(begins_ms, nano): &(i64, i64)| Spent {
+            begins_ms: *begins_ms,
+            amount: Amount::ZERO,
+            elsewhere: Amount::from_nano(*nano),
+        };
+        self.spent = carried.spent.iter().map(of).collect();
+    }
+
+    /// What still runs in the process before, and what it has spent by now.
+    pub fn stand_elsewhere(&mut self, carried: &CarriedCounters) {
+        self.elsewhere = carried.running;
+        for (spent, (begins_ms, nano)) in self.spent.iter_mut().zip(&carried.spent) {
+            if spent.begins_ms == *begins_ms {
+                spent.elsewhere = Amount::from_nano(*nano);
+            }
+        }
+    }
+
+    /// The process before has gone.
+    pub fn nothing_runs_elsewhere(&mut self) {
+        self.elsewhere = 0;
+    }
+
     /// How requests and tokens per minute stand.
     #[must_use]
     pub fn standing(&mut self, now: Now, limits: &Limits) -> (Option<Standing>, Option<Standing>) {
@@ -226,7 +293,7 @@ impl Counters {
         self.spent.truncate(limits.budgets.len());
         for (index, budget) in limits.budgets.iter().enumerate() {
             let begins_ms = budget.window(now.unix_ms).0;
-            let fresh = Spent { begins_ms, amount: Amount::ZERO };
+            let fresh = Spent { begins_ms, amount: Amount::ZERO, elsewhere: Amount::ZERO };
             match self.spent.get_mut(index) {
                 Some(spent) if spent.begins_ms == begins_ms => {}
                 Some(spent) => *spent = fresh,
@@ -255,6 +322,41 @@ mod tests {
     fn admit(counters: &mut Counters, now: Now, limits: &Limits, want: &Want) -> Result<Permit, Over> {
         counters.check(now, limits, want)?;
         Ok(counters.take(now, limits, want))
+    }
+
+    #[test]
+    fn who_takes_over_counts_what_the_one_before_did_and_still_does() {
+        let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let limits = Limits {
+            requests_per_minute: Some(3),
+            tokens_per_minute: Some(100),
+            concurrency: Some(2),
+            budgets: vec![day],
+        };
+        let mut old = Counters::default();
+        let done = admit(&mut old, at(1000), &limits, &want(10, 30)).unwrap();
+        old.end(&done, 10, Amount::from_nano(20));
+        let running = admit(&mut old, at(1030), &limits, &want(40, 50)).unwrap();
+        let mut new = Counters::default();
+        // Each process has a clock of its own; ages are what both understand.
+        let kind = |new: &mut Counters, second, tokens, nano| {
+            new.check(at(second), &limits, &want(tokens, nano)).map_err(|over| over.kind)
+        };
+        new.adopt(at(5000), &old.carried(at(1030)));
+        assert_eq!(kind(&mut new, 5000, 51, 1), Err(Kind::Tokens));
+        assert_eq!(kind(&mut new, 5000, 50, 31), Err(Kind::Budget));
+        let taken = admit(&mut new, at(5000), &limits, &want(50, 30)).unwrap();
+        assert_eq!(kind(&mut new, 5000, 0, 0), Err(Kind::Requests));
+        assert_eq!(kind(&mut new, 5031, 0, 0), Err(Kind::Concurrency), "the first request is a minute old");
+        // What runs over there ends cheaper than it could have.
+        old.end(&running, 40, Amount::from_nano(1));
+        new.stand_elsewhere(&old.carried(at(1061)));
+        assert_eq!(kind(&mut new, 5031, 0, 49), Ok(()));
+        assert_eq!(kind(&mut new, 5031, 0, 50), Err(Kind::Budget));
+        new.end(&taken, 50, Amount::ZERO);
+        new.nothing_runs_elsewhere();
+        assert_eq!(kind(&mut new, 5031, 0, 79), Ok(()), "what it spent stays spent");
+        assert_eq!(kind(&mut new, 5031, 0, 80), Err(Kind::Budget));
     }
 
     #[test]

@@ -67,6 +67,24 @@ impl Window {
         Standing { limit, remaining: limit.saturating_sub(self.sum()), reset_seconds }
     }
 
+    /// What was added, by the seconds that have passed since.
+    #[must_use]
+    pub fn by_age(&mut self, second: u64) -> Vec<(u64, u64)> {
+        self.roll(second);
+        let ages = 0..BUCKETS.min(self.newest.saturating_add(1));
+        let of = |age| (age, *self.bucket(self.newest.saturating_sub(age)));
+        ages.map(of).filter(|(_, amount)| *amount > 0).collect()
+    }
+
+    /// Adds what was added so many seconds ago, elsewhere.
+    pub fn add_past(&mut self, second: u64, age: u64, amount: u64) {
+        self.roll(second);
+        if age < BUCKETS && age <= self.newest {
+            let bucket = self.bucket(self.newest - age);
+            *bucket = bucket.saturating_add(amount);
+        }
+    }
+
     fn sum(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, bucket| sum.saturating_add(*bucket))
     }

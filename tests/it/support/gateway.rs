@@ -46,7 +46,7 @@ pub struct Gateway {
     pub admin: SocketAddr,
     child: Child,
     log: Arc<(Mutex<String>, Condvar)>,
-    folder: Option<TempDir>,
+    folder: Option<Arc<TempDir>>,
 }
 
 impl Setup {
@@ -193,20 +193,42 @@ impl Setup {
     pub fn start_in(self, folder: TempDir) -> Gateway {
         let (http, admin) = (free_address(), free_address());
         std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
-        Gateway::spawn(folder, http, admin, self.log, &self.env)
+        Gateway::spawn(Arc::new(folder), http, admin, self.log, &self.env)
     }
 }
 
 impl Gateway {
     fn spawn(
-        folder: TempDir,
+        folder: Arc<TempDir>,
         http: SocketAddr,
         admin: SocketAddr,
         filter: &str,
         env: &[(&'static str, String)],
     ) -> Self {
+        let gateway = Self::begin(folder, http, admin, filter, env, &["serve"]);
+        gateway.wait_for_log("serving");
+        gateway
+    }
+
+    /// A new process on the same folder, that waits to take over.
+    pub fn successor(&self) -> Self {
+        let folder = Arc::clone(self.folder.as_ref().expect("the folder"));
+        let heir = Self::begin(folder, self.http, self.admin, LOG, &[], &["serve", "--upgrade"]);
+        heir.wait_for_log("ready to take over");
+        heir
+    }
+
+    fn begin(
+        folder: Arc<TempDir>,
+        http: SocketAddr,
+        admin: SocketAddr,
+        filter: &str,
+        env: &[(&'static str, String)],
+        args: &[&str],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["--config", "tollgate.yaml", "serve"])
+            .args(["--config", "tollgate.yaml"])
+            .args(args)
             .current_dir(folder.path())
             .env("RUST_LOG", filter)
             .envs(env.iter().map(|(name, value)| (name, value)))
@@ -227,9 +249,7 @@ impl Gateway {
                 grown.notify_all();
             }
         });
-        let gateway = Self { http, admin, child, log, folder: Some(folder) };
-        gateway.wait_for_log("serving");
-        gateway
+        Self { http, admin, child, log, folder: Some(folder) }
     }
 
     /// Waits until the log contains `text`.
@@ -425,6 +445,17 @@ impl Gateway {
             assert!(began.elapsed() < PATIENCE, "the journal never rests");
             tokio::task::yield_now().await;
         }
+    }
+
+    /// A new process on the same folder, after this one has gone.
+    pub fn again(&self) -> Self {
+        Self::spawn(Arc::clone(self.folder.as_ref().expect("the folder")), self.http, self.admin, LOG, &[])
+    }
+
+    /// Kills it as a power button would.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill -9");
+        self.child.wait().expect("its exit");
     }
 
     /// Kills it as a power button would, and starts it again on the same store.
