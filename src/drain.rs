@@ -298,6 +298,7 @@ impl Watch {
                     self.drain.unready.store(true, Ordering::Release);
                     self.drain.heir.store(true, Ordering::Release);
                     self.drain.handing.send_replace(true);
+                    self.notify.is_replaced();
                     return;
                 }
                 Ok(Err(error)) => tracing::error!("SIGQUIT: {error:#}; serving on"),

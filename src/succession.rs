@@ -94,23 +94,25 @@ pub fn settle_in(owner: &File, books: &Books, data: &Path, orderly: bool) {
 pub fn leave_to(mut heir: Line, drain: &Drain, books: &Books, store: &Embedded) -> usize {
     let quiet = drain.is_quiet(|| store.open_holds());
     give(books, !quiet);
-    if let Err(error) = heir.done(store.carried()) {
+    if let Err(error) = heir.done(store.carried(None)) {
         tracing::error!(
             "the process that takes over is gone: {error:#}; calls in flight end, then this one leaves"
         );
     }
-    let mut told = clock::now();
+    let (mut told, mut busy) = (clock::now(), store.busy());
     let cut = drain.wait(|| {
         if clock::now().saturating_duration_since(told) >= GIVE_AGAIN {
             told = clock::now();
             if drain.in_flight() <= store.open_holds() {
                 give(books, false);
             }
-            let _gone = heir.running(store.carried());
+            // Of an account whose last call has ended since, once more.
+            let _gone = heir.running(store.carried(Some(&busy)));
+            busy = store.busy();
         }
     });
     store.sweep();
-    let _gone = heir.running(store.carried());
+    let _gone = heir.running(store.carried(Some(&busy)));
     cut
 }
 

@@ -131,6 +131,12 @@ impl Purse {
         self.held
     }
 
+    /// Whether holds are open.
+    #[must_use]
+    pub fn has_open_holds(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// More money has been leased.
     pub fn grant(&mut self, amount: Amount) {
         self.available = self.available.checked_add(amount.max(Amount::ZERO)).unwrap_or(Amount::MAX);

@@ -6,6 +6,7 @@
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock;
@@ -15,6 +16,8 @@ use crate::clock;
 pub struct Notify {
     socket: Option<(UnixDatagram, SocketAddr)>,
     watchdog: Option<Duration>,
+    /// Another process is the main one now.
+    replaced: AtomicBool,
 }
 
 impl Notify {
@@ -28,6 +31,7 @@ impl Notify {
         Self {
             socket: var("NOTIFY_SOCKET").and_then(|name| open(&name)),
             watchdog: watchdog.filter(|usec| *usec > 0).map(Duration::from_micros),
+            replaced: AtomicBool::new(false),
         }
     }
 
@@ -63,8 +67,14 @@ impl Notify {
         self.send("WATCHDOG=1");
     }
 
+    /// From now on another process speaks.
+    pub fn is_replaced(&self) {
+        self.replaced.store(true, Ordering::Release);
+    }
+
     fn send(&self, message: &str) {
-        if let Some((socket, to)) = &self.socket {
+        let replaced = self.replaced.load(Ordering::Acquire);
+        if let Some((socket, to)) = self.socket.as_ref().filter(|_| !replaced) {
             let _gone = socket.send_to_addr(message.as_bytes(), to);
         }
     }

@@ -5,7 +5,7 @@
 //! money leaves the purse, and the ledger books it later from the journal: a crash in between is repaired
 //! by replay.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
@@ -95,15 +95,26 @@ impl Embedded {
         purses.iter().filter_map(take).collect()
     }
 
-    /// How limits stand, for a process that takes over.
+    /// How limits stand, for a process that takes over; `of` these accounts, or of all.
     #[must_use]
-    pub fn carried(&self) -> Vec<(AccountId, Carried)> {
+    pub fn carried(&self, of: Option<&HashSet<AccountId>>) -> Vec<(AccountId, Carried)> {
         let now = self.inner.now();
         let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
-        let of = |(account, purse): (&AccountId, &Arc<Mutex<Purse>>)| {
+        let wanted = purses.iter().filter(|(account, _)| of.is_none_or(|of| of.contains(account)));
+        let carried = wanted.map(|(account, purse)| {
             (*account, purse.lock().unwrap_or_else(PoisonError::into_inner).carried(now))
-        };
-        purses.iter().map(of).collect()
+        });
+        carried.collect()
+    }
+
+    /// Accounts with calls in flight.
+    #[must_use]
+    pub fn busy(&self) -> HashSet<AccountId> {
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let busy = purses
+            .iter()
+            .filter(|(_, purse)| purse.lock().unwrap_or_else(PoisonError::into_inner).has_open_holds());
+        busy.map(|(account, _)| *account).collect()
     }
 
     /// Takes over how limits stand in the process before.

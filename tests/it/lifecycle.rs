@@ -73,3 +73,27 @@ async fn a_drain_that_cuts_calls_says_so_by_its_exit_code() {
     drop(caller);
     assert!(gateway.ledger_is_right());
 }
+
+#[tokio::test]
+async fn after_an_upgrade_the_new_process_is_the_main_one_and_the_old_one_is_silent() {
+    let slow = upstream(script(r#"{"delay_chunk_ms":1500}"#)).await;
+    let (ear, path) = Ear::new();
+    let mut old = Setup::new(&[slow.address()]).providers("").env("NOTIFY_SOCKET", &path).start();
+    assert!(ear.hear("READY=1").contains(&format!("MAINPID={}", old.pid())));
+    let mut caller = Call::post(stream_request()).begin(old.http).await;
+    caller.head().await;
+    let new = old.successor();
+    old.signal("-QUIT");
+    assert!(ear.hear("READY=1").contains(&format!("MAINPID={}\n", new.pid())));
+    old.signal("-HUP");
+    old.wait_for_log("the config is read anew");
+    ear.socket.set_nonblocking(true).unwrap();
+    let mut bytes = [0; 4096];
+    while let Ok(length) = ear.socket.recv(&mut bytes) {
+        let message = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        assert!(!message.contains(&format!("MAINPID={}", old.pid())), "{message}");
+        assert!(!message.contains("STOPPING"), "{message}");
+    }
+    caller.read_until("[DONE]").await;
+    assert!(old.wait().success());
+}

@@ -47,6 +47,7 @@ pub struct Gateway {
     child: Child,
     log: Arc<(Mutex<String>, Condvar)>,
     folder: Option<Arc<TempDir>>,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Setup {
@@ -213,7 +214,7 @@ impl Gateway {
     /// A new process on the same folder, that waits to take over.
     pub fn successor(&self) -> Self {
         let folder = Arc::clone(self.folder.as_ref().expect("the folder"));
-        let heir = Self::begin(folder, self.http, self.admin, LOG, &[], &["serve", "--upgrade"]);
+        let heir = Self::begin(folder, self.http, self.admin, LOG, &self.env, &["serve", "--upgrade"]);
         heir.wait_for_log("ready to take over");
         heir
     }
@@ -249,7 +250,7 @@ impl Gateway {
                 grown.notify_all();
             }
         });
-        Self { http, admin, child, log, folder: Some(folder) }
+        Self { http, admin, child, log, folder: Some(folder), env: env.to_vec() }
     }
 
     /// Waits until the log contains `text`.
@@ -338,6 +339,11 @@ impl Gateway {
     /// Waits until no hold is open.
     pub async fn wait_until_settled(&self) {
         self.wait_for_metric("tollgate_holds_open", 0).await;
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends a signal.
