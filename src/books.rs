@@ -370,8 +370,10 @@ impl Books {
 
     fn follow_keys(&self) -> Result<(), BooksError> {
         if let Some(live) = &self.live {
-            let records = self.ledger().keys(None)?;
-            live.pool.set_keys(KeyTable::new(records, clock::unix_ms()));
+            let mut ledger = self.ledger();
+            live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
+            // Budgets that are new may have been spent in part already.
+            boot::restore_budgets(&mut *ledger, &live.store, &live.pool.keys())?;
         }
         Ok(())
     }

@@ -273,8 +273,15 @@ pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), Ledge
     Ok(())
 }
 
-/// Budgets outlive a process: what was spent in their windows is in the books.
-fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -> anyhow::Result<()> {
+/// Budgets outlive a process, and may come while it runs: what was spent in their windows is in the books.
+///
+/// # Errors
+/// [`LedgerError`] when the books cannot be read.
+pub fn restore_budgets(
+    ledger: &mut dyn Ledger,
+    store: &Embedded,
+    keys: &KeyTable,
+) -> Result<(), LedgerError> {
     let ledger = RefCell::new(ledger);
     let mut failed = None;
     for principal in keys.iter() {
@@ -290,7 +297,7 @@ fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -
         failed = failed.or_else(|| broken.into_inner());
     }
     match failed {
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
         None => Ok(()),
     }
 }

@@ -133,6 +133,31 @@ async fn limits_and_bounds_of_a_reload_count_and_what_needs_a_restart_is_named()
 }
 
 #[tokio::test]
+async fn a_budget_that_a_reload_brings_counts_what_was_spent_before() {
+    let only = upstream(Script::default()).await;
+    // A hold is exactly a cent, and a call costs five thousandths of it.
+    let gateway = Setup::new(&[only.address()]).model("price: { input: \"0\", output: \"10\" }").start();
+    let status = async || Call::post(whole_request()).send(gateway.http).await.status;
+    let plain = gateway.config();
+    let limited = async |limits: &str| {
+        gateway.write_config(
+            &plain.replace("sk-test-alpha,", &format!("sk-test-alpha, limits: {{ {limits} }},")),
+        );
+        assert_eq!(gateway.reload().await.status, 200);
+    };
+    limited("budget_month: \"0.01\"").await;
+    assert_eq!(status().await, 200, "nothing is spent yet");
+    gateway.account("alpha", 1);
+    limited("rpm: 100").await;
+    limited("budget_day: \"0.01\"").await;
+    assert_eq!(status().await, 429, "a part of the cent is spent");
+    limited("budget_day: \"0.02\", budget_month: \"0.01\"").await;
+    assert_eq!(status().await, 429, "of the month's as well");
+    limited("budget_day: \"0.02\", budget_month: \"0.02\"").await;
+    assert_eq!(status().await, 200);
+}
+
+#[tokio::test]
 async fn what_is_known_of_upstreams_outlives_a_reload() {
     let limited = r#"{"fault":{"kind":"status","code":429,"retry_after":"60"}}"#;
     let (first, second) = (upstream(script(limited)).await, upstream(Script::default()).await);

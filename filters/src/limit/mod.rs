@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::money::Amount;
-use budget::Budget;
+use budget::{Budget, Period};
 use window::Window;
 
 /// What one scope may do.
@@ -61,10 +61,13 @@ pub struct Counters {
 /// Money spent or reserved in one window of one budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Spent {
+    period: Period,
     begins_ms: i64,
     amount: Amount,
     /// In the process before this one.
     elsewhere: Amount,
+    /// The budget has just come: what was spent before it did is in the books alone.
+    fresh: bool,
 }
 
 /// What one scope has done, on its way to the process that takes over.
@@ -76,8 +79,8 @@ pub struct CarriedCounters {
     tokens: Vec<(u64, u64)>,
     /// Calls that run.
     running: u64,
-    /// Nano-dollars of each budget, with the beginning of its window.
-    spent: Vec<(i64, i64)>,
+    /// Nano-dollars of each budget, behind its period and the beginning of its window.
+    spent: Vec<(Period, i64, i64)>,
 }
 
 /// What a call would take.
@@ -104,7 +107,7 @@ pub struct Permit {
     second: u64,
     tokens: u64,
     amount: Amount,
-    windows: Vec<i64>,
+    windows: Vec<(Period, i64)>,
 }
 
 /// Which limit refused a call.
@@ -214,7 +217,7 @@ impl Counters {
         for spent in &mut self.spent {
             spent.amount = spent.amount.checked_add(want.amount).unwrap_or(Amount::MAX);
         }
-        let windows = self.spent.iter().map(|s| s.begins_ms).collect();
+        let windows = self.spent.iter().map(|s| (s.period, s.begins_ms)).collect();
         Permit { second: now.second, tokens, amount: want.amount, windows }
     }
 
@@ -222,20 +225,23 @@ impl Counters {
     pub fn end(&mut self, permit: &Permit, used_tokens: u64, charged: Amount) {
         self.running = self.running.saturating_sub(1);
         self.tokens.correct(permit.second, permit.tokens, used_tokens);
-        for (begins_ms, spent) in permit.windows.iter().zip(&mut self.spent) {
-            // A window that is over already has no use for the correction.
-            if spent.begins_ms == *begins_ms {
+        for spent in &mut self.spent {
+            // A window that is over already, or came later, has no use for the correction.
+            if permit.windows.contains(&(spent.period, spent.begins_ms)) {
                 let rest = spent.amount.less(permit.amount);
                 spent.amount = rest.checked_add(charged).unwrap_or(Amount::MAX);
             }
         }
     }
 
-    /// What was spent in the current windows before this process began.
+    /// What was spent in the current windows of budgets before they came: with this process, or with other
+    /// limits. Of those that were there `spent` is not asked.
     pub fn restore(&mut self, now: Now, limits: &Limits, spent: impl Fn(i64) -> Amount) {
         self.roll_budgets(now, limits);
-        for window in &mut self.spent {
-            window.amount = spent(window.begins_ms);
+        for window in self.spent.iter_mut().filter(|window| window.fresh) {
+            let before = spent(window.begins_ms);
+            window.amount = window.amount.checked_add(before).unwrap_or(Amount::MAX);
+            window.fresh = false;
         }
     }
 
@@ -246,7 +252,7 @@ impl Counters {
             requests: self.requests.by_age(now.second),
             tokens: self.tokens.by_age(now.second),
             running: self.running,
-            spent: self.spent.iter().map(|spent| (spent.begins_ms, spent.sum().nano())).collect(),
+            spent: self.spent.iter().map(|s| (s.period, s.begins_ms, s.sum().nano())).collect(),
         }
     }
 
@@ -258,10 +264,12 @@ impl Counters {
         self.elsewhere = carried.running;
         // Its figures contain all that the books had when this process began. A budget of another window, or
         // of none any more, is put right by the next check.
-        let of = |(begins_ms, nano): &(i64, i64)| Spent {
+        let of = |(period, begins_ms, nano): &(Period, i64, i64)| Spent {
+            period: *period,
             begins_ms: *begins_ms,
             amount: Amount::ZERO,
             elsewhere: Amount::from_nano(*nano),
+            fresh: false,
         };
         self.spent = carried.spent.iter().map(of).collect();
     }
@@ -269,8 +277,9 @@ impl Counters {
     /// What still runs in the process before, and what it has spent by now.
     pub fn stand_elsewhere(&mut self, carried: &CarriedCounters) {
         self.elsewhere = carried.running;
-        for (spent, (begins_ms, nano)) in self.spent.iter_mut().zip(&carried.spent) {
-            if spent.begins_ms == *begins_ms {
+        for (period, begins_ms, nano) in &carried.spent {
+            let mut windows = self.spent.iter_mut();
+            if let Some(spent) = windows.find(|s| (s.period, s.begins_ms) == (*period, *begins_ms)) {
                 spent.elsewhere = Amount::from_nano(*nano);
             }
         }
@@ -290,16 +299,25 @@ impl Counters {
     }
 
     fn roll_budgets(&mut self, now: Now, limits: &Limits) {
-        self.spent.truncate(limits.budgets.len());
-        for (index, budget) in limits.budgets.iter().enumerate() {
-            let begins_ms = budget.window(now.unix_ms).0;
-            let fresh = Spent { begins_ms, amount: Amount::ZERO, elsewhere: Amount::ZERO };
-            match self.spent.get_mut(index) {
-                Some(spent) if spent.begins_ms == begins_ms => {}
-                Some(spent) => *spent = fresh,
-                None => self.spent.push(fresh),
-            }
+        let window = |budget: &Budget| (budget.period, budget.window(now.unix_ms).0);
+        let same = self.spent.len() == limits.budgets.len();
+        let mut pairs = self.spent.iter().zip(&limits.budgets);
+        if same && pairs.all(|(spent, budget)| (spent.period, spent.begins_ms) == window(budget)) {
+            return;
         }
+        let known = std::mem::take(&mut self.spent);
+        let of = |budget: &Budget| {
+            let (period, begins_ms) = window(budget);
+            match known.iter().find(|spent| spent.period == period) {
+                Some(spent) if spent.begins_ms == begins_ms => *spent,
+                // Nothing was spent yet in a window that has just begun.
+                found => {
+                    let fresh = found.is_none();
+                    Spent { period, begins_ms, amount: Amount::ZERO, elsewhere: Amount::ZERO, fresh }
+                }
+            }
+        };
+        self.spent = limits.budgets.iter().map(of).collect();
     }
 }
 
@@ -322,6 +340,29 @@ mod tests {
     fn admit(counters: &mut Counters, now: Now, limits: &Limits, want: &Want) -> Result<Permit, Over> {
         counters.check(now, limits, want)?;
         Ok(counters.take(now, limits, want))
+    }
+
+    #[test]
+    fn a_budget_that_comes_asks_the_books_and_one_that_was_there_goes_on() {
+        let budget = |period| Budget { period, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let month = Limits { budgets: vec![budget(Period::Month)], ..Limits::default() };
+        let both = Limits { budgets: vec![budget(Period::Day), budget(Period::Month)], ..Limits::default() };
+        let now = at(20 * 86_400);
+        let mut counters = Counters::default();
+        counters.restore(now, &month, |_| Amount::from_nano(30));
+        let running = admit(&mut counters, now, &month, &want(0, 50)).unwrap();
+        counters.restore(now, &both, |_| Amount::from_nano(7));
+        let left = |counters: &mut Counters| {
+            (0..=100).rev().find(|nano| counters.check(now, &both, &want(0, *nano)).is_ok())
+        };
+        assert_eq!(left(&mut counters), Some(20), "the month: 30 from the books, 50 reserved");
+        counters.end(&running, 0, Amount::from_nano(10));
+        assert_eq!(left(&mut counters), Some(60), "the end is found at another place");
+        counters.restore(now, &both, |_| Amount::MAX);
+        assert_eq!(left(&mut counters), Some(60), "what is known is not asked for again");
+        let day = Limits { budgets: vec![budget(Period::Day)], ..Limits::default() };
+        let left_of_day = (0..=100).rev().find(|nano| counters.check(now, &day, &want(0, *nano)).is_ok());
+        assert_eq!(left_of_day, Some(93));
     }
 
     #[test]
