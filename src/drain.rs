@@ -7,7 +7,7 @@
 //! leaves at once.
 //!
 //! SIGQUIT: hands over to a process that waits for it (see `handover`) and leaves in the same way, without
-//! `drain.pre`; where nobody waits, it serves on.
+//! `drain.pre`; where nobody waits, it serves on. SIGUSR2 starts such a process.
 //!
 //! Pingora would sleep through its grace time to the end even when nothing is left to do, so it
 //! runs in a thread of its own and the main thread leaves without it.
@@ -23,7 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 use crate::config::checked::Drain as Times;
-use crate::handover::Estate;
+use crate::handover::{self, Estate};
 use crate::{clock, ops};
 
 /// How often a drain looks whether it is over.
@@ -241,8 +241,9 @@ impl Drop for InFlight {
 pub struct Watch {
     pub drain: Arc<Drain>,
     pub notify: Arc<ops::notify::Notify>,
-    /// `None`: there is nothing that could be handed over.
-    pub estate: Option<Arc<Estate>>,
+    pub estate: Arc<Estate>,
+    /// SIGUSR2 starts a process that waits to take over. Not where the gateway is a part of another program.
+    pub may_start_heirs: bool,
 }
 
 #[async_trait]
@@ -287,11 +288,21 @@ impl Watch {
 
     /// Resolves when SIGQUIT came and another process is ready to take over.
     async fn handed_over(&self) {
-        let (Some(estate), Ok(mut quit)) = (&self.estate, signal(SignalKind::quit())) else {
+        let (Ok(mut quit), Ok(mut start)) = (signal(SignalKind::quit()), signal(SignalKind::user_defined2()))
+        else {
             return std::future::pending().await;
         };
-        while quit.recv().await.is_some() {
-            let estate = Arc::clone(estate);
+        loop {
+            tokio::select! {
+                _ = start.recv() => {
+                    if self.may_start_heirs && let Err(error) = handover::start_heir() {
+                        tracing::error!("SIGUSR2: {error:#}");
+                    }
+                    continue;
+                }
+                _ = quit.recv() => {}
+            }
+            let estate = Arc::clone(&self.estate);
             match tokio::task::spawn_blocking(move || estate.offer()).await {
                 Ok(Ok(())) => {
                     tracing::info!("another process takes over; calls in flight end here");

@@ -22,6 +22,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -247,6 +248,27 @@ pub fn wait(data: &Path) -> anyhow::Result<Inheritance> {
     };
     std::fs::remove_file(&path)?;
     Ok(inheritance)
+}
+
+/// Starts the binary that is there by now, with our own arguments, to take over from us. As our child it belongs
+/// to the same service of a service manager, which otherwise would not have it.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start_heir() -> anyhow::Result<()> {
+    let mut args = std::env::args_os();
+    let program = args.next().context("we do not know what we were started as")?;
+    let mut heir = Command::new(&program);
+    heir.args(args.filter(|arg| arg != "--upgrade")).arg("--upgrade");
+    let mut heir = heir.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+    tracing::info!(pid = heir.id(), "a process is started that will wait to take over");
+    let wait = move || {
+        if let Ok(status) = heir.wait() {
+            tracing::warn!(%status, "the process that was to take over has ended");
+        }
+    };
+    std::thread::Builder::new().name("heir".to_owned()).spawn(wait)?;
+    Ok(())
 }
 
 fn door(data: &Path) -> PathBuf {

@@ -112,6 +112,7 @@ fn serve(
         metrics,
         drain: Arc::clone(&drain_state),
     };
+    let may_start_heirs = source.is_some();
     let reloader = source
         .map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(listen.http)))));
     let serving = Arc::new(AtomicBool::new(false));
@@ -140,13 +141,8 @@ fn serve(
     let door = Door { address: listen.http, socket: Some(http_socket), notify: Arc::clone(&notify), started };
     let server =
         assemble(listen.threads, gateway, door, AdminService { admin, listener: admin_socket }, keeper);
-    let watch = Watch { drain: Arc::clone(&drain_state), notify, estate: Some(Arc::clone(&estate)) };
-    let ended = Arc::clone(&drain_state);
-    let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
-        server.run(RunArgs { shutdown_signal: Box::new(watch) });
-        ended.over();
-    });
-    served.context("cannot start Pingora's thread")?;
+    let drain = Arc::clone(&drain_state);
+    run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     drain_state.wait_for_the_end();
     let cut = match estate.let_go() {
         Some(heir) => succession::leave_to(heir, &drain_state, &books, &booted.store),
@@ -155,6 +151,20 @@ fn serve(
     booted.stop();
     tracing::info!(cut, "left");
     Ok(if cut == 0 { Left::Drained } else { Left::Cut(cut) })
+}
+
+/// In a thread of its own: Pingora would sleep through its grace time when nothing is left to do.
+fn run_apart(server: Server, watch: Watch) -> anyhow::Result<()> {
+    let ended = Arc::clone(&watch.drain);
+    let run = move || {
+        server.run(RunArgs { shutdown_signal: Box::new(watch) });
+        ended.over();
+    };
+    std::thread::Builder::new()
+        .name("pingora".to_owned())
+        .spawn(run)
+        .context("cannot start Pingora's thread")?;
+    Ok(())
 }
 
 /// Pingora's services around all that.

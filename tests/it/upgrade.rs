@@ -421,6 +421,33 @@ async fn nobody_else_gets_in_while_one_hands_over_to_another() {
     assert!(heir.command(&["accounts", "top-up", "alpha", "1", "--reference", "r"]).contains("Booked."));
 }
 
+/// The process that owns a gateway's folder, which is no child of ours; killed in the end.
+struct Grandchild(u32);
+
+impl Drop for Grandchild {
+    fn drop(&mut self) {
+        let _gone = std::process::Command::new("kill").args(["-9", &self.0.to_string()]).status();
+    }
+}
+
+#[tokio::test]
+async fn sigusr2_starts_the_process_that_takes_over() {
+    let only = upstream(Script::default()).await;
+    let mut old = Setup::new(&[only.address()]).start();
+    old.signal("-USR2");
+    old.wait_for_log("a process is started that will wait to take over pid=");
+    let pid = old.log().rsplit_once("pid=").unwrap().1.split_whitespace().next().unwrap().parse().unwrap();
+    let new = Grandchild(pid);
+    // It inherits where the old one logs.
+    old.wait_for_log("ready to take over");
+    old.signal("-QUIT");
+    assert!(old.wait().success());
+    assert_eq!(Call::post(whole_request()).send(old.http).await.status, 200);
+    let owner = std::fs::read_to_string(old.folder().join("data/owner.lock")).unwrap();
+    assert_eq!(owner.trim(), new.0.to_string());
+    assert_eq!(old.account("alpha", 1).balance_nano, 1_000_000_000 - WHOLE_NANO);
+}
+
 #[tokio::test]
 async fn a_process_that_waits_serves_when_the_old_one_leaves_by_itself() {
     let only = upstream(Script::default()).await;
