@@ -3,20 +3,23 @@
 //! A running gateway holds all free money in its store, so a verb that moves money has to go through it:
 //! the command line asks the admin port, and opens the file itself only when no gateway runs.
 
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use filters::ids::AccountId;
+use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::clock;
+use crate::config::checked::Account;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
 use crate::ledger::{Ledger as _, LedgerError, Sqlite};
 use crate::pool::Pool;
 use crate::pool::keys::{KeyTable, digest, hint};
 use crate::settings::{AccountSettings, BadSetting, KeySettings};
 use crate::store::Embedded;
+use crate::{boot, clock, journal};
 
 /// The longest name, reference or reason, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
@@ -70,6 +73,16 @@ pub struct Live {
     pub store: Arc<Embedded>,
     pub pool: Arc<Pool>,
     pub boot: i64,
+    /// Turns true, under the ledger's lock, when another process takes over: from then on nothing is leased.
+    handed_over: AtomicBool,
+}
+
+impl Live {
+    /// Of a gateway that serves under this boot.
+    #[must_use]
+    pub fn new(store: Arc<Embedded>, pool: Arc<Pool>, boot: i64) -> Self {
+        Self { store, pool, boot, handed_over: AtomicBool::new(false) }
+    }
 }
 
 /// What an account has and what it used, in nano-dollars.
@@ -141,6 +154,26 @@ impl Books {
             Verb::Rotate { key, overlap_seconds } => self.rotate(&key, overlap_seconds),
             Verb::Verify => Ok(json!(self.ledger().verify()?)),
         }
+    }
+
+    /// Makes accounts and keys of a config that was read anew, or brings their settings up to date. What
+    /// the config does not name any more stays as it is.
+    ///
+    /// # Errors
+    /// [`BooksError`]; a key that belongs to another account is found before anything is changed.
+    pub fn bootstrap(&self, accounts: &[Account]) -> Result<(), BooksError> {
+        let known = self.ledger().keys(None)?;
+        for account in accounts {
+            let digests: Vec<KeyDigest> =
+                account.keys.iter().map(|key| digest(key.secret.expose())).collect();
+            if known.iter().any(|k| k.account_name != account.name && digests.contains(&k.digest)) {
+                return Err(LedgerError::KeyTaken(account.name.clone()).into());
+            }
+        }
+        for account in accounts {
+            boot::bootstrap(&mut *self.ledger(), account)?;
+        }
+        self.follow()
     }
 
     /// A settled call of an account.
@@ -289,16 +322,58 @@ impl Books {
     /// The running gateway gets what is free now, and the settings as they are now.
     fn follow(&self) -> Result<(), BooksError> {
         if let Some(live) = &self.live {
-            let added = self.ledger().lease_free(live.boot)?;
-            live.store.grant(added);
+            // Over both, so that a hand-over finds no lease between the books and the memory.
+            let mut ledger = self.ledger();
+            if !live.handed_over.load(Ordering::Acquire) {
+                live.store.grant(ledger.lease_free(live.boot)?);
+            }
         }
         self.follow_keys()
     }
 
+    /// Gives what is free back to the ledger, in one transaction, for a process that takes over; `half`: half
+    /// of it. From then on nothing is leased here. May be done again, for what calls have released since.
+    ///
+    /// # Errors
+    /// When the books cannot be written: the money stays in this boot's lease, and out of its memory, until it
+    /// ends.
+    pub fn hand_over(&self, half: bool) -> Result<(), BooksError> {
+        let Some(live) = &self.live else { return Ok(()) };
+        let mut ledger = self.ledger();
+        live.handed_over.store(true, Ordering::Release);
+        let free = live.store.take_free(half);
+        if free.is_empty() { Ok(()) } else { Ok(ledger.give_back(live.boot, &free)?) }
+    }
+
+    /// Leases what an earlier process gave back, and books what it left if it died. Answers whether one is
+    /// still there.
+    ///
+    /// # Errors
+    /// When a journal is damaged, or the books cannot be written.
+    pub fn look_after_predecessors(&self, data: &Path) -> anyhow::Result<bool> {
+        let Some(live) = &self.live else { return Ok(false) };
+        let others = |ledger: &mut Sqlite| {
+            ledger.open_boots().map(|boots| boots.iter().any(|boot| *boot != live.boot))
+        };
+        let mut ledger = self.ledger();
+        if others(&mut ledger)?
+            && let Some(_lock) = boot::start_lock(data)?
+        {
+            let journals = data.join("journal");
+            boot::recover(&mut *ledger, journal::dead_boots(&journals)?, &journals)?;
+        }
+        let others = others(&mut ledger)?;
+        drop(ledger);
+        self.follow()?;
+        Ok(others)
+    }
+
     fn follow_keys(&self) -> Result<(), BooksError> {
         if let Some(live) = &self.live {
-            let records = self.ledger().keys(None)?;
-            live.pool.set_keys(KeyTable::new(records, clock::unix_ms()));
+            let mut ledger = self.ledger();
+            live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
+            // Budgets that are new may have been spent in part already.
+            boot::restore_budgets(&mut *ledger, &live.store, &live.pool.keys())?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -36,8 +37,17 @@ pub struct Booted {
     pub boot: i64,
     threads: Threads,
     ledger: JoinHandle<Finished>,
-    /// Locked as long as this process may spend what it has leased.
-    _owner: File,
+    locks: Locks,
+}
+
+/// What keeps other processes out of a data folder. Both are locks on open files, which end with the last
+/// process that has the file open: one that is passed on is free at no moment in between.
+#[derive(Debug, Default)]
+pub struct Locks {
+    /// Held by the process that serves, from before it looks for dead boots.
+    pub owner: Option<File>,
+    /// Held from the look for dead boots to the lease; by an heir until it has the owner's.
+    pub start: Option<File>,
 }
 
 /// The ledger's file in a data folder.
@@ -48,13 +58,25 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 
 /// Starts the embedded store.
 ///
+/// `upgrade`: another process may serve from the folder, which will hand over.
+///
 /// # Errors
 /// When files cannot be made, read or written, an earlier journal is damaged, or another process
 /// serves from the same folder.
-pub fn start(config: &Config) -> anyhow::Result<Booted> {
+pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let data = &config.data;
     fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
-    let owner = own(data)?;
+    let mut locks = Locks::default();
+    match own(data)? {
+        Some(owner) => locks.owner = Some(owner),
+        None if upgrade => {}
+        None => anyhow::bail!(
+            "store.path: another gateway serves from {}; stop it first, start this one with --upgrade to take over \
+             from it, or give this one a folder of its own",
+            data.display()
+        ),
+    }
+    locks.start = Some(start_lock(data)?.context("another gateway is just starting from the same folder")?);
     let mut ledger = Sqlite::open(&ledger_file(data)).context("cannot open the ledger")?;
     let journals = data.join("journal");
     let dead = journal::dead_boots(&journals).context("cannot read the journals of earlier boots")?;
@@ -74,10 +96,18 @@ pub fn start(config: &Config) -> anyhow::Result<Booted> {
     restore_budgets(&mut ledger, &store, &keys)?;
     let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
         .context("cannot start the ledger")?;
-    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot, _owner: owner })
+    if locks.owner.is_some() {
+        locks.start = None;
+    }
+    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot, locks })
 }
 
 impl Booted {
+    /// What keeps other processes out.
+    pub fn locks(&mut self) -> &mut Locks {
+        &mut self.locks
+    }
+
     /// Settles what was dropped, writes and books everything, and gives the lease back. What cannot
     /// be booked now, or is still open, is left to the next start: a boot ends with nothing in doubt.
     pub fn stop(self) {
@@ -104,18 +134,39 @@ impl Booted {
     }
 }
 
-/// Makes this process the only one that leases from the ledger in `data`: two that start together
-/// could both take the money of a boot that died.
-fn own(data: &Path) -> anyhow::Result<File> {
-    let path = data.join("owner.lock");
-    let lock = File::options().create(true).truncate(false).write(true).open(&path);
+/// Makes this process the only one that serves from `data`; `None`: another one does.
+///
+/// # Errors
+/// When the lock's file cannot be opened or locked.
+pub fn own(data: &Path) -> anyhow::Result<Option<File>> {
+    let owner = lock(&data.join("owner.lock"))?;
+    owner.as_ref().map_or(Ok(()), sign)?;
+    Ok(owner)
+}
+
+/// Writes down who owns the folder, for whoever wants to send a signal.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn sign(owner: &File) -> anyhow::Result<()> {
+    let pid = format!("{}\n", std::process::id());
+    owner.set_len(0).and_then(|()| owner.write_all_at(pid.as_bytes(), 0)).context("cannot write owner.lock")
+}
+
+/// Makes this process the only one that starts, or looks for dead boots, in `data`; `None`: another one does.
+///
+/// # Errors
+/// When the lock's file cannot be opened or locked.
+pub fn start_lock(data: &Path) -> anyhow::Result<Option<File>> {
+    lock(&data.join("start.lock"))
+}
+
+fn lock(path: &Path) -> anyhow::Result<Option<File>> {
+    let lock = File::options().create(true).truncate(false).write(true).open(path);
     let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
     match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => anyhow::bail!(
-            "store.path: another gateway serves from {}; stop it first, or give this one a folder of its own",
-            data.display()
-        ),
+        Ok(()) => Ok(Some(lock)),
+        Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(error)) => {
             Err(error).with_context(|| format!("cannot lock {}", path.display()))
         }
@@ -123,7 +174,10 @@ fn own(data: &Path) -> anyhow::Result<File> {
 }
 
 /// Books what dead boots left, and frees what they had leased.
-fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow::Result<()> {
+///
+/// # Errors
+/// When a journal is damaged, or the books cannot be written.
+pub fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow::Result<()> {
     for dead in dead {
         let boot = dead.boot;
         let replayed = dead.replay().context("cannot replay the journal of an earlier boot")?;
@@ -185,7 +239,11 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
     orphans.into_iter().map(end).collect()
 }
 
-fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
+/// Makes an account of the config and its keys, or brings their settings up to date.
+///
+/// # Errors
+/// [`LedgerError`] when a key belongs to another account, or the books cannot be written.
+pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), LedgerError> {
     let now_ms = clock::unix_ms();
     let id = ledger.ensure_account(&account.name, Some(&account.settings), now_ms)?;
     if account.balance.is_positive() {
@@ -215,8 +273,15 @@ fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Budgets outlive a process: what was spent in their windows is in the books.
-fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -> anyhow::Result<()> {
+/// Budgets outlive a process, and may come while it runs: what was spent in their windows is in the books.
+///
+/// # Errors
+/// [`LedgerError`] when the books cannot be read.
+pub fn restore_budgets(
+    ledger: &mut dyn Ledger,
+    store: &Embedded,
+    keys: &KeyTable,
+) -> Result<(), LedgerError> {
     let ledger = RefCell::new(ledger);
     let mut failed = None;
     for principal in keys.iter() {
@@ -232,7 +297,7 @@ fn restore_budgets(ledger: &mut dyn Ledger, store: &Embedded, keys: &KeyTable) -
         failed = failed.or_else(|| broken.into_inner());
     }
     match failed {
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
         None => Ok(()),
     }
 }

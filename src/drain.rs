@@ -6,6 +6,9 @@
 //! runs is cut: a stream ends with an error event, and what it used until then is charged. SIGINT
 //! leaves at once.
 //!
+//! SIGQUIT: hands over to a process that waits for it (see `handover`) and leaves in the same way, without
+//! `drain.pre`; where nobody waits, it serves on. SIGUSR2 starts such a process.
+//!
 //! Pingora would sleep through its grace time to the end even when nothing is left to do, so it
 //! runs in a thread of its own and the main thread leaves without it.
 
@@ -19,12 +22,22 @@ use pingora::server::{ShutdownSignal, ShutdownSignalWatch};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
-use crate::clock;
+use crate::config::checked::Drain as Times;
+use crate::handover::{self, Estate};
+use crate::{clock, ops};
 
 /// How often a drain looks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long calls that were cut have to say so to their callers.
 const CUT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long connections that are just there may take to send their request when another process takes over.
+const LINGER: Duration = Duration::from_millis(400);
+/// How long requests that are being read may take then, before only half of the free money goes over.
+const ARRIVAL_PATIENCE: Duration = Duration::from_secs(1);
+/// No call arrives when that was so in so many looks in a row, each so long after the other.
+const QUIET_ROW: u32 = 3;
+const QUIET_LOOK: Duration = Duration::from_millis(5);
 
 /// What the rest of the process knows of leaving.
 #[derive(Debug)]
@@ -33,9 +46,15 @@ pub struct Drain {
     changed: Condvar,
     unready: AtomicBool,
     closing: AtomicBool,
+    /// Another process takes over.
+    heir: AtomicBool,
+    /// Connections that waited for a request are closed.
+    quiet: AtomicBool,
+    handing: watch::Sender<bool>,
     in_flight: AtomicUsize,
     stop: Notify,
     cut: watch::Sender<bool>,
+    times: Mutex<Times>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +77,13 @@ impl Default for Drain {
             changed: Condvar::new(),
             unready: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            heir: AtomicBool::new(false),
+            quiet: AtomicBool::new(false),
+            handing: watch::Sender::new(false),
             in_flight: AtomicUsize::new(0),
             stop: Notify::new(),
             cut: watch::Sender::new(false),
+            times: Mutex::new(Times { pre: Duration::ZERO, max: Duration::ZERO }),
         }
     }
 }
@@ -103,6 +126,17 @@ impl Drain {
         *self.cut.borrow()
     }
 
+    /// How long it may take.
+    #[must_use]
+    pub fn times(&self) -> Times {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it may take so long. A drain that is under way keeps what it began with.
+    pub fn set_times(&self, times: Times) {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
     /// Asks the process to leave as SIGTERM does; for tests and embedders.
     pub fn stop(&self) {
         self.stop.notify_one();
@@ -113,21 +147,63 @@ impl Drain {
         self.enter_phase(Phase::Over);
     }
 
-    /// Waits on the main thread until the process may leave: when it was told to and nothing is in
-    /// flight any more, or `max` after the listeners closed.
-    pub fn wait(&self, max: Duration) {
-        let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-        let serving = |phase: &mut Phase| *phase == Phase::Serving;
-        drop(self.changed.wait_while(phase, serving).unwrap_or_else(PoisonError::into_inner));
-        if !self.is_empty_within(max) {
-            tracing::warn!(in_flight = self.in_flight(), "the drain time is over: calls are cut");
-            self.cut.send_replace(true);
-            self.is_empty_within(CUT_PATIENCE);
+    /// Turns true when another process takes over the admin port.
+    #[must_use]
+    pub fn handing(&self) -> watch::Receiver<bool> {
+        self.handing.subscribe()
+    }
+
+    /// Between the last accept and the closing of connections that wait for a request: for whom is just
+    /// about to send one, when another process takes over.
+    pub async fn linger(&self) {
+        if self.heir.load(Ordering::Acquire) {
+            tokio::time::sleep(LINGER).await;
         }
     }
 
+    /// Connections that waited for a request are closed.
+    pub fn be_quiet(&self) {
+        self.quiet.store(true, Ordering::Release);
+    }
+
+    /// Waits on the main thread until no call can come any more that `admitted` does not count. Answers
+    /// whether it is so, or some still take their time to arrive.
+    pub fn is_quiet(&self, admitted: impl Fn() -> usize) -> bool {
+        let end = clock::now() + LINGER + ARRIVAL_PATIENCE;
+        let mut row = 0;
+        while clock::now() < end && self.phase() != Phase::Over {
+            let quiet = self.quiet.load(Ordering::Acquire) && self.in_flight() <= admitted();
+            row = if quiet { row + 1 } else { 0 };
+            if row >= QUIET_ROW {
+                return true;
+            }
+            thread::sleep(QUIET_LOOK);
+        }
+        false
+    }
+
+    /// Waits on the main thread until no call is taken any more.
+    pub fn wait_for_the_end(&self) {
+        let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let serving = |phase: &mut Phase| *phase == Phase::Serving;
+        drop(self.changed.wait_while(phase, serving).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Then waits until the process may leave: when nothing is in flight any more, or after `drain.max`.
+    /// Answers how many calls were cut. Does `meanwhile` now and then.
+    pub fn wait(&self, meanwhile: impl FnMut()) -> usize {
+        if self.is_empty_within(self.times().max, meanwhile) {
+            return 0;
+        }
+        let cut = self.in_flight();
+        tracing::warn!(in_flight = cut, "the drain time is over: calls are cut");
+        self.cut.send_replace(true);
+        self.is_empty_within(CUT_PATIENCE, || {});
+        cut
+    }
+
     /// Whether nothing is in flight before `patience` is over, or the process has to leave anyway.
-    fn is_empty_within(&self, patience: Duration) -> bool {
+    fn is_empty_within(&self, patience: Duration, mut meanwhile: impl FnMut()) -> bool {
         let end = clock::now() + patience;
         loop {
             if self.in_flight() == 0 || self.phase() == Phase::Over {
@@ -136,6 +212,7 @@ impl Drain {
             if clock::now() >= end {
                 return false;
             }
+            meanwhile();
             thread::sleep(LOOK);
         }
     }
@@ -163,7 +240,10 @@ impl Drop for InFlight {
 /// Turns signals into Pingora's shutdown.
 pub struct Watch {
     pub drain: Arc<Drain>,
-    pub pre: Duration,
+    pub notify: Arc<ops::notify::Notify>,
+    pub estate: Arc<Estate>,
+    /// SIGUSR2 starts a process that waits to take over. Not where the gateway is a part of another program.
+    pub may_start_heirs: bool,
 }
 
 #[async_trait]
@@ -176,20 +256,26 @@ impl ShutdownSignalWatch for Watch {
             tracing::error!("signals cannot be watched; leaving");
             return self.at_once();
         };
-        // A reload is not there yet; by default the signal would end the process and its streams.
-        let hangup = ignore(SignalKind::hangup());
         tokio::select! {
             _ = interrupt.recv() => return self.at_once(),
             _ = terminate.recv() => {}
             () = self.drain.stop.notified() => {}
-            () = hangup => {}
+            () = self.handed_over() => return self.close(interrupt),
         }
         self.drain.unready.store(true, Ordering::Release);
-        tracing::info!(pre = ?self.pre, "leaving: not ready any more");
+        let pre = self.drain.times().pre;
+        self.notify.stopping("leaving: calls in flight go on, new ones are still taken for a moment");
+        tracing::info!(?pre, "leaving: not ready any more");
         tokio::select! {
             _ = interrupt.recv() => return self.at_once(),
-            () = tokio::time::sleep(self.pre) => {}
+            () = tokio::time::sleep(pre) => {}
         }
+        self.close(interrupt)
+    }
+}
+
+impl Watch {
+    fn close(&self, interrupt: Signal) -> ShutdownSignal {
         self.drain.closing.store(true, Ordering::Release);
         self.drain.enter_phase(Phase::Closing);
         #[expect(
@@ -199,23 +285,43 @@ impl ShutdownSignalWatch for Watch {
         tokio::spawn(leave_at_once_on(interrupt, Arc::clone(&self.drain)));
         ShutdownSignal::GracefulTerminate
     }
-}
 
-impl Watch {
+    /// Resolves when SIGQUIT came and another process is ready to take over.
+    async fn handed_over(&self) {
+        let (Ok(mut quit), Ok(mut start)) = (signal(SignalKind::quit()), signal(SignalKind::user_defined2()))
+        else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::select! {
+                _ = start.recv() => {
+                    if self.may_start_heirs && let Err(error) = handover::start_heir() {
+                        tracing::error!("SIGUSR2: {error:#}");
+                    }
+                    continue;
+                }
+                _ = quit.recv() => {}
+            }
+            let estate = Arc::clone(&self.estate);
+            match tokio::task::spawn_blocking(move || estate.offer()).await {
+                Ok(Ok(())) => {
+                    tracing::info!("another process takes over; calls in flight end here");
+                    self.drain.unready.store(true, Ordering::Release);
+                    self.drain.heir.store(true, Ordering::Release);
+                    self.drain.handing.send_replace(true);
+                    self.notify.is_replaced();
+                    return;
+                }
+                Ok(Err(error)) => tracing::error!("SIGQUIT: {error:#}; serving on"),
+                Err(error) => tracing::error!(%error, "SIGQUIT: the offer broke; serving on"),
+            }
+        }
+    }
+
     fn at_once(&self) -> ShutdownSignal {
         self.drain.over();
         ShutdownSignal::FastShutdown
     }
-}
-
-/// Takes a signal and says that it does nothing; never ends.
-async fn ignore(kind: SignalKind) {
-    if let Ok(mut signal) = signal(kind) {
-        while signal.recv().await.is_some() {
-            tracing::warn!(signal = kind.as_raw_value(), "the config is not read anew: restart to change it");
-        }
-    }
-    std::future::pending::<()>().await;
 }
 
 async fn leave_at_once_on(mut interrupt: Signal, drain: Arc<Drain>) {

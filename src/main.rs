@@ -4,12 +4,14 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tollgate::cli::{Cli, EXIT_CONFIG};
+use tollgate::cli::{Cli, EXIT_CONFIG, EXIT_CUT};
 use tollgate::config::Faults;
+use tollgate::serve::Left;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Left::Drained) => ExitCode::SUCCESS,
+        Ok(Left::Cut(_)) => ExitCode::from(EXIT_CUT),
         Err(error) => {
             // Nothing is left to do where even this cannot be written.
             let _unwritable = writeln!(std::io::stderr(), "tollgate: {error:#}");

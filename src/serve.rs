@@ -1,68 +1,58 @@
 //! The running gateway: Pingora's services around a booted store.
 
-use std::collections::{HashMap, HashSet};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
-use pingora::apps::HttpServerOptions;
-use pingora::listeners::{L4BufferSettings, ListenerConfig};
-use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server, ShutdownWatch};
 use pingora::services::background::{BackgroundService, background_service};
-use pingora::services::listening::Service;
-use pingora_proxy::{HttpProxy, http_proxy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
-use crate::boot::{self, ledger_file};
-use crate::clock;
+use crate::boot::{self, Booted, ledger_file};
 use crate::config::Config;
-use crate::config::checked::{Bounds, Listen, Listener, OTHER_FILES};
+use crate::config::checked::{Listen, Listener, OTHER_FILES};
 use crate::drain::{Drain, Watch};
-use crate::edge::{self, Connections, Door, Tls};
+use crate::edge::{self, Tls};
+use crate::front::{self, Entrance};
+use crate::handover::{self, Estate, Inheritance, Sockets};
+use crate::journal::Journal;
+use crate::keeper::{Keeper, status};
 use crate::ledger::Sqlite;
 use crate::ops::Metrics;
+use crate::ops::notify::Notify;
 use crate::pool::{Pool, Snapshot};
-use crate::proxy::{self, Bodies, Gateway, Warmer};
+use crate::proxy::{Bodies, Gateway, Warmer};
+use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::store::{Embedded, Holds};
+use crate::succession;
 
-/// How often holds of dropped requests are settled.
-const SWEEP: Duration = Duration::from_millis(10);
-/// How often the addresses of endpoints are looked up.
-const LOOKUP: Duration = Duration::from_secs(30);
-/// How often a node that reaches nobody tries again.
-const REACH_OUT: Duration = Duration::from_secs(1);
-/// How often to look whether a check is due.
-const CHECK_LOOK: Duration = Duration::from_millis(500);
-/// How often files with credentials are read.
-const REREAD: Duration = Duration::from_secs(1);
-/// How often it is looked whether certificates have changed.
-const LOOK_AT_CERTIFICATES: Duration = Duration::from_secs(1);
-/// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
-/// Pingora's default of 64 KiB is most of what an idle connection costs.
-const READ_BUFFER_BYTES: usize = 4 << 10;
-/// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
-/// path of 100 ms until they are faster than 10 MB/s.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// And on all streams of a connection; no caller can make us keep more.
-const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// By how many seconds Pingora's grace time is longer than the longest drain.
-const GRACE_MORE: u64 = 60;
+/// Pingora's grace time, longer than the longest drain that a config may ask for.
+const GRACE_SECONDS: u64 = 8 * 86_400;
+/// The most that `routing.attempts_max` may be.
+const ATTEMPTS_MAX: usize = 5;
 
-/// Serves until a signal says otherwise.
+/// How a process has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Every call came to its end.
+    Drained,
+    /// So many calls were cut when the drain's time was over.
+    Cut(usize),
+}
+
+/// Serves until a signal says otherwise. Reads the config anew from `source` when asked to. `upgrade`: takes
+/// over from the process that serves now, when that one gets SIGQUIT.
 ///
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
-pub fn run(config: Config) -> anyhow::Result<()> {
-    run_with(config, Arc::new(Drain::default()), |store| store)
+pub fn run(config: Config, source: Source, upgrade: bool) -> anyhow::Result<Left> {
+    serve(config, Some(source), upgrade, Arc::new(Drain::default()), |store| store)
 }
 
 /// Serves until a signal or `drain_state` says otherwise, with a store that was wrapped: for tests
@@ -74,17 +64,28 @@ pub fn run_with(
     config: Config,
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Left> {
+    serve(config, None, false, drain_state, wrap)
+}
+
+fn serve(
+    config: Config,
+    source: Option<Source>,
+    upgrade: bool,
+    drain_state: Arc<Drain>,
+    wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
+) -> anyhow::Result<Left> {
     let listeners = open_files(&config.listen)?;
-    let mut booted = boot::start(&config)?;
+    let mut booted = boot::start(&config, upgrade)?;
+    let fixed = Fixed::of(&config);
     let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
-    let admin_listener = TcpListener::bind(listen.admin)
-        .with_context(|| format!("cannot bind listen.admin {}", listen.admin))?;
-    // Pingora binds later and would panic: find out now.
-    for Listener { field, address, .. } in &listen.callers {
-        drop(TcpListener::bind(address).with_context(|| format!("cannot bind {field} {address}"))?);
-    }
-    let certificates: Vec<_> = listeners.iter().filter_map(|listener| listener.tls.clone()).collect();
+    drain_state.set_times(drain);
+    let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
+        Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
+        None => handover::wait(&data)?,
+    };
+    let admin_socket = sockets.get("listen.admin", listen.admin)?;
+    let doors = sockets.open(&listen)?;
     let first = listen.callers.first().map(|listener| listener.address).context("listen: nobody can call")?;
     raise_files_max(bounds.connections_max);
 
@@ -92,116 +93,127 @@ pub fn run_with(
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
-    let books = Arc::new(Books::new(
-        reader,
-        Some(books::Live { store: Arc::clone(&booted.store), pool: Arc::clone(&pool), boot: booted.boot }),
-    ));
+    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot);
+    let books = Arc::new(Books::new(reader, Some(live)));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
-    let holds = wrap(Arc::<Embedded>::clone(&booted.store));
-
+    let notify = Arc::new(Notify::from_env(upgrade));
     let warmer = Arc::new(Warmer::default());
     let gateway = Gateway {
         pool: Arc::clone(&pool),
-        holds: Arc::clone(&holds),
+        holds: wrap(Arc::<Embedded>::clone(&booted.store)),
         bodies: Bodies::new(bounds.bodies_bytes_max),
-        bounds,
+        bounds: Arc::new(ArcSwap::from_pointee(bounds)),
         books: Arc::clone(&books),
         keyed: Arc::default(),
         warmer: Arc::clone(&warmer),
-        metrics: Arc::clone(&metrics),
-        drain: Arc::clone(&drain_state),
-    };
-    let serving = Arc::new(AtomicBool::new(false));
-    let admin = Admin {
         metrics,
         drain: Arc::clone(&drain_state),
-        pool: Arc::clone(&pool),
-        holds,
-        journal: booted.journal.clone(),
-        serving: Arc::clone(&serving),
-        bodies: Arc::clone(&gateway.bodies),
-        books: Arc::clone(&books),
-        token: admin::token(&data).context("cannot write the admin token")?,
     };
+    let may_start_heirs = source.is_some();
+    let reloader =
+        source.map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(first)))));
+    let serving = Arc::new(AtomicBool::new(false));
+    let started = Arc::new(AtomicBool::new(false));
+    let keeper = Keeper {
+        store: Arc::clone(&booted.store),
+        pool: Arc::clone(&pool),
+        first,
+        certificates: listeners.iter().filter_map(|listener| listener.tls.clone()).collect(),
+        started: Arc::clone(&started),
+        serving: Arc::clone(&serving),
+        notify: Arc::clone(&notify),
+        reloader: reloader.clone(),
+        books: Arc::clone(&books),
+        data: data.clone(),
+    };
+    let token = admin::token(&data, line.is_some()).context("cannot write the admin token")?;
+    let (owner, orderly) = succession::come_into(owner, line, &data, &booted.store)?;
+    // What was before us is looked after while we serve, by whoever has the lock.
+    booted.locks().start = None;
+    if upgrade {
+        succession::settle_in(&owner, &books, &data, orderly);
+    }
+    let estate = Arc::new(Estate::new(&data, owner, sockets));
+    let admin = tell(&gateway, booted.journal.clone(), serving, token, reloader);
 
-    let mut server =
-        Server::new_with_opt_and_conf(None, server_conf(listen.threads, routing.attempts_max, drain.max));
+    let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
+    let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads));
     server.bootstrap();
-    server.add_service(listening(&listen, door(&server.configuration, gateway, listeners)));
-    admin_listener.set_nonblocking(true)?;
-    server.add_service(background_service("admin", AdminService { admin, listener: admin_listener }));
-    let warm_pool = Arc::clone(&pool);
-    let keeper = Keeper { store: Arc::clone(&booted.store), pool, first, certificates, serving };
+    server.add_service(front::service(&server.configuration, gateway, listeners, entrance));
+    add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm);
+    let drain = Arc::clone(&drain_state);
+    run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
+    Ok(run_to_the_end(booted, &drain_state, &estate, &books))
+}
+
+/// What runs beside the public service.
+fn add_background(server: &mut Server, admin: AdminService, keeper: Keeper, warm: Warm) {
+    server.add_service(background_service("admin", admin));
     server.add_service(background_service("keeper", keeper));
-    let warm = Warm { warmer, pool: warm_pool, drain: Arc::clone(&drain_state) };
     server.add_service(background_service("warmer", warm));
-    let watch = Watch { drain: Arc::clone(&drain_state), pre: drain.pre };
-    let ended = Arc::clone(&drain_state);
-    let served = std::thread::Builder::new().name("pingora".to_owned()).spawn(move || {
+}
+
+/// Waits until the process may leave, hands over what is to be handed over, and closes the books.
+fn run_to_the_end(booted: Booted, drain: &Drain, estate: &Estate, books: &Arc<Books>) -> Left {
+    drain.wait_for_the_end();
+    let cut = match estate.let_go() {
+        Some(heir) => succession::leave_to(heir, drain, books, &booted.store),
+        None => drain.wait(|| {}),
+    };
+    booted.stop();
+    tracing::info!(cut, "left");
+    if cut == 0 { Left::Drained } else { Left::Cut(cut) }
+}
+
+/// In a thread of its own: Pingora would sleep through its grace time when nothing is left to do.
+fn run_apart(server: Server, watch: Watch) -> anyhow::Result<()> {
+    let ended = Arc::clone(&watch.drain);
+    let run = move || {
         server.run(RunArgs { shutdown_signal: Box::new(watch) });
         ended.over();
-    });
-    served.context("cannot start Pingora's thread")?;
-    drain_state.wait(drain.max);
-    booted.stop();
-    tracing::info!("left");
+    };
+    std::thread::Builder::new()
+        .name("pingora".to_owned())
+        .spawn(run)
+        .context("cannot start Pingora's thread")?;
     Ok(())
 }
 
-/// The door, at every address of the config.
-fn listening(listen: &Listen, door: Door<HttpProxy<Gateway>>) -> Service<Door<HttpProxy<Gateway>>> {
-    let mut service = Service::new("gateway".to_owned(), door);
-    for listener in &listen.callers {
-        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
-        service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
-    }
-    service
-}
-
-/// The door, and behind it Pingora's proxy.
-fn door(
-    conf: &Arc<ServerConf>,
-    gateway: Gateway,
-    listeners: Vec<edge::Listener>,
-) -> Door<HttpProxy<Gateway>> {
-    let metrics = Arc::clone(&gateway.metrics);
-    let bounds = &gateway.bounds;
-    let (head_timeout, write_timeout) = (bounds.head_timeout, bounds.write_timeout);
-    let requests_max = bounds.requests_per_connection_max;
-    let per_address_max = bounds.connections_per_address_max;
-    let connections = Connections::new(bounds.connections_max, per_address_max, metrics.connections.clone());
-    let mut options = HttpServerOptions::default();
-    options.h2_idle_timeout = Some(bounds.keepalive);
-    // Not to serve it: our own door refuses it, in words that callers read.
-    options.allow_connect_method_proxying = true;
-    let http2 = http2(bounds);
-    let mut proxy = http_proxy(conf, gateway);
-    proxy.server_options = Some(options);
-    proxy.h2_options = Some(http2);
-    Door {
-        app: Arc::new(proxy),
-        listeners,
-        connections,
-        metrics,
-        head_timeout,
-        write_timeout,
-        requests_max,
-        refusal: proxy::unreadable,
+/// What follows a config that is read anew.
+fn follow(gateway: &Gateway, notify: &Arc<Notify>, status: String) -> Live {
+    Live {
+        pool: Arc::clone(&gateway.pool),
+        books: Arc::clone(&gateway.books),
+        bounds: Arc::clone(&gateway.bounds),
+        bodies: Arc::clone(&gateway.bodies),
+        drain: Arc::clone(&gateway.drain),
+        metrics: Arc::clone(&gateway.metrics),
+        notify: Arc::clone(notify),
+        status,
     }
 }
 
-/// What callers of HTTP/2 may do. The rest of its bounds are the crate `h2`'s: 20 streams that were reset before
-/// we saw them, 1024 errors of ours, as many CONTINUATION frames as the header list needs.
-fn http2(bounds: &Bounds) -> H2Options {
-    let mut options = default_h2_options();
-    // Above it h2 answers a bare 431 by itself; our own bound, with its words, is half of it.
-    let list_max = u32::try_from(bounds.head_bytes_max.saturating_mul(2)).unwrap_or(u32::MAX);
-    options
-        .max_header_list_size(list_max)
-        .max_concurrent_streams(bounds.http2_streams_max)
-        .initial_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    options
+/// What the admin port tells about.
+fn tell(
+    gateway: &Gateway,
+    journal: Journal,
+    serving: Arc<AtomicBool>,
+    token: Arc<str>,
+    reloader: Option<Arc<Reloader>>,
+) -> Admin {
+    Admin {
+        metrics: Arc::clone(&gateway.metrics),
+        drain: Arc::clone(&gateway.drain),
+        pool: Arc::clone(&gateway.pool),
+        holds: Arc::clone(&gateway.holds),
+        journal,
+        serving,
+        bodies: Arc::clone(&gateway.bodies),
+        books: Arc::clone(&gateway.books),
+        token,
+        reloader,
+    }
 }
 
 /// Reads what listeners need before they are bound.
@@ -237,13 +249,13 @@ fn raise_files_max(connections_max: usize) {
     }
 }
 
-fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
+fn server_conf(threads: usize) -> ServerConf {
     ServerConf {
         threads,
         // The planner counts; this only has to be larger. Every attempt may be sent twice.
-        max_retries: 2 * usize::try_from(attempts_max).unwrap_or(5) + 2,
+        max_retries: 2 * ATTEMPTS_MAX + 2,
         // The drain is ours (see `drain`) and ends earlier than this.
-        grace_period_seconds: Some(drain_max.as_secs() + GRACE_MORE),
+        grace_period_seconds: Some(GRACE_SECONDS),
         graceful_shutdown_timeout_seconds: Some(0),
         upstream_keepalive_pool_size: 512,
         ..ServerConf::default()
@@ -267,7 +279,12 @@ impl BackgroundService for AdminService {
                 return;
             }
         };
-        let serve = axum::serve(listener, admin::router(self.admin.clone()));
+        // Goes on while the process drains, unless another one answers on the port.
+        let mut handing = self.admin.drain.handing();
+        let handed = async move {
+            let _ended = handing.wait_for(|handing| *handing).await;
+        };
+        let serve = axum::serve(listener, admin::router(self.admin.clone())).with_graceful_shutdown(handed);
         if let Err(error) = serve.await {
             tracing::error!(%error, "the admin port broke");
         }
@@ -285,144 +302,5 @@ struct Warm {
 impl BackgroundService for Warm {
     async fn start(&self, _shutdown: ShutdownWatch) {
         Arc::clone(&self.warmer).run(Arc::clone(&self.pool), Arc::clone(&self.drain)).await;
-    }
-}
-
-/// Periodic work off the request path.
-struct Keeper {
-    store: Arc<Embedded>,
-    pool: Arc<Pool>,
-    /// Where callers connect.
-    first: SocketAddr,
-    certificates: Vec<Arc<Tls>>,
-    serving: Arc<AtomicBool>,
-}
-
-#[async_trait]
-impl BackgroundService for Keeper {
-    /// Goes on while the process drains: dropped holds still have to be settled.
-    async fn start(&self, _shutdown: ShutdownWatch) {
-        tokio::select! {
-            () = self.sweep() => {}
-            () = self.look_up() => {}
-            () = self.reach_out() => {}
-            () = self.reread_credentials() => {}
-            () = self.check() => {}
-            () = self.announce() => {}
-            () = self.renew() => {}
-        }
-    }
-}
-
-impl Keeper {
-    async fn sweep(&self) {
-        let mut tick = tokio::time::interval(SWEEP);
-        loop {
-            tick.tick().await;
-            self.store.sweep();
-        }
-    }
-
-    /// Shows a certificate that was renewed.
-    async fn renew(&self) {
-        let mut tick = tokio::time::interval(LOOK_AT_CERTIFICATES);
-        loop {
-            tick.tick().await;
-            for certificate in &self.certificates {
-                certificate.look_again();
-            }
-        }
-    }
-
-    /// Says once that a name cannot be looked up, and once that it can be again.
-    async fn look_up(&self) {
-        let mut unknown: HashSet<String> = HashSet::new();
-        let mut tick = tokio::time::interval(LOOKUP);
-        loop {
-            tick.tick().await;
-            let snapshot = self.pool.load();
-            for (provider, addresses) in snapshot.providers() {
-                let name = &provider.name;
-                match addresses.refresh().await {
-                    Ok(()) if unknown.remove(name) => {
-                        tracing::info!(provider = name, "the address of a provider is known again");
-                    }
-                    Ok(()) => {}
-                    Err(error) if unknown.insert(name.clone()) => {
-                        tracing::warn!(%error, provider = name, "the address of a provider cannot be looked up");
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
-    }
-
-    /// While this node is cut off, tries whether it still is.
-    async fn reach_out(&self) {
-        let mut tick = tokio::time::interval(REACH_OUT);
-        loop {
-            tick.tick().await;
-            let snapshot = self.pool.load();
-            if snapshot.upstreams.is_cut_off() && snapshot.reach_somebody().await {
-                tracing::info!("upstreams can be reached from this node again");
-            }
-        }
-    }
-
-    /// Asks providers whether they are well, where the config says how. Each is asked by itself: one that hangs
-    /// keeps none of the others waiting, and is not asked again meanwhile.
-    async fn check(&self) {
-        let mut due: HashMap<String, Instant> = HashMap::new();
-        let mut under_way: JoinSet<(String, bool)> = JoinSet::new();
-        let mut asked: HashSet<String> = HashSet::new();
-        let mut tick = tokio::time::interval(CHECK_LOOK);
-        loop {
-            tokio::select! {
-                _ = tick.tick() => {}
-                Some(ended) = under_way.join_next() => {
-                    let Ok((provider, passed)) = ended else { continue };
-                    if passed {
-                        self.pool.load().check_passed(&provider);
-                    }
-                    asked.remove(&provider);
-                }
-            }
-            let snapshot = self.pool.load();
-            for (provider, addresses) in snapshot.providers() {
-                let Some(check) = &provider.check else { continue };
-                let now = clock::now();
-                let is_due = due.get(&provider.name).is_none_or(|at| *at <= now);
-                if is_due && asked.insert(provider.name.clone()) {
-                    due.insert(provider.name.clone(), now + check.every);
-                    let (name, addresses) = (provider.name.clone(), Arc::clone(addresses));
-                    under_way.spawn(async move { (name, addresses.check().await) });
-                }
-            }
-        }
-    }
-
-    /// Takes credentials from their files when those change.
-    async fn reread_credentials(&self) {
-        let mut tick = tokio::time::interval(REREAD);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tick.tick().await;
-            let snapshot = self.pool.load();
-            // A file on a network's disk may take its time: nobody else waits for it.
-            let reading = tokio::task::spawn_blocking(move || snapshot.reread_credentials());
-            if let Err(error) = reading.await {
-                tracing::error!(%error, "credentials could not be read again");
-            }
-        }
-    }
-
-    /// Says that we serve when a connection to our own port really stands; then waits for ever.
-    async fn announce(&self) {
-        while tokio::net::TcpStream::connect(self.first).await.is_err() {
-            tokio::time::sleep(SWEEP).await;
-        }
-        self.serving.store(true, Ordering::Release);
-        tracing::info!(http = %self.first, "serving");
-        std::future::pending::<()>().await;
     }
 }

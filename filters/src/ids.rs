@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// An account as the ledger numbers it. Stable for the life of the ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AccountId(pub i64);
 
 impl fmt::Display for AccountId {
@@ -71,7 +73,7 @@ pub struct CredentialId {
 }
 
 /// SHA-256 of a caller's API key; the key itself is never kept.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct KeyDigest(pub [u8; 32]);
 
 /// Shows the first four bytes: enough to tell two keys apart in a log, useless to an attacker.

@@ -9,9 +9,11 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{HoldId, KeyDigest};
 use crate::limit::abandoned::Hour;
-use crate::limit::{Counters, Now, Over, Permit, Scopes, Standing, Want};
+use crate::limit::{CarriedCounters, Counters, Now, Over, Permit, Scopes, Standing, Want};
 use crate::money::{Amount, Settlement, settle};
 
 /// An account's purse.
@@ -30,6 +32,14 @@ pub struct Purse {
 struct KeyState {
     counters: Counters,
     hour: Hour,
+}
+
+/// How an account's limits stand, on their way to the process that takes over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    account: CarriedCounters,
+    keys: Vec<(KeyDigest, CarriedCounters)>,
+    models: Vec<(String, CarriedCounters)>,
 }
 
 /// What one hold took of the limits of its scopes.
@@ -122,6 +132,12 @@ impl Purse {
         self.held
     }
 
+    /// Whether holds are open.
+    #[must_use]
+    pub fn has_open_holds(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// More money has been leased.
     pub fn grant(&mut self, amount: Amount) {
         self.available = self.available.checked_add(amount.max(Amount::ZERO)).unwrap_or(Amount::MAX);
@@ -209,6 +225,45 @@ impl Purse {
             }
         }
         (settlement, abandoned)
+    }
+
+    /// How limits stand, for the process that takes over.
+    #[must_use]
+    pub fn carried(&mut self, now: Now) -> Carried {
+        Carried {
+            account: self.account.carried(now),
+            keys: self.keys.iter_mut().map(|(key, state)| (*key, state.counters.carried(now))).collect(),
+            models: self.models.iter_mut().map(|(name, state)| (name.clone(), state.carried(now))).collect(),
+        }
+    }
+
+    /// Takes over how limits stood in the process before. Its hour of calls left early is forgotten.
+    pub fn adopt(&mut self, now: Now, carried: &Carried) {
+        self.account.adopt(now, &carried.account);
+        for (key, counters) in &carried.keys {
+            self.keys.entry(*key).or_default().counters.adopt(now, counters);
+        }
+        for (model, counters) in &carried.models {
+            self.models.entry(model.clone()).or_default().adopt(now, counters);
+        }
+    }
+
+    /// What still runs in the process before this one, and what it has spent by now.
+    pub fn stand_elsewhere(&mut self, carried: &Carried) {
+        self.account.stand_elsewhere(&carried.account);
+        for (key, counters) in &carried.keys {
+            self.keys.entry(*key).or_default().counters.stand_elsewhere(counters);
+        }
+        for (model, counters) in &carried.models {
+            self.models.entry(model.clone()).or_default().stand_elsewhere(counters);
+        }
+    }
+
+    /// The process before this one has gone.
+    pub fn nothing_runs_elsewhere(&mut self) {
+        self.account.nothing_runs_elsewhere();
+        self.keys.values_mut().for_each(|state| state.counters.nothing_runs_elsewhere());
+        self.models.values_mut().for_each(Counters::nothing_runs_elsewhere);
     }
 
     /// What was spent in the windows of budgets before this process began, as `spent` knows it by key,

@@ -27,6 +27,7 @@ use crate::journal::Journal;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
+use crate::reload::{Outcome, Reloader};
 use crate::store::Holds;
 
 /// What the port tells about.
@@ -43,6 +44,8 @@ pub struct Admin {
     pub books: Arc<Books>,
     /// Whoever does something with the books has to know it.
     pub token: Arc<str>,
+    /// `None`: there is no config file.
+    pub reloader: Option<Arc<Reloader>>,
 }
 
 /// Why something was not done.
@@ -57,6 +60,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics))
         .route("/books", post(books))
         .route("/explain", post(explain::explain))
+        .route("/reload", post(reload))
         .with_state(admin)
 }
 
@@ -82,6 +86,22 @@ async fn books(
     }
 }
 
+/// Reads the config file and says what came of it.
+async fn reload(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+) -> Result<(StatusCode, Json<Outcome>), Refused> {
+    authorize(&admin, &headers)?;
+    let Some(reloader) = admin.reloader else {
+        return Err((StatusCode::CONFLICT, "this gateway was started without a config file".to_owned()));
+    };
+    match tokio::task::spawn_blocking(move || reloader.reload("POST /reload")).await {
+        Ok(outcome @ Outcome::Applied { .. }) => Ok((StatusCode::OK, Json(outcome))),
+        Ok(outcome @ Outcome::Refused { .. }) => Ok((StatusCode::UNPROCESSABLE_ENTITY, Json(outcome))),
+        Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}
+
 fn authorize(admin: &Admin, headers: &HeaderMap) -> Result<(), Refused> {
     let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let wanted = format!("Bearer {}", admin.token);
@@ -98,13 +118,17 @@ pub fn token_file(data: &Path) -> PathBuf {
     data.join("admin.token")
 }
 
-/// Makes this start's admin token and writes it for the command line to read.
+/// Makes this start's admin token and writes it for the command line to read. One that `takes_over` keeps the
+/// token that there is: it is good for both processes, at any moment.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn token(data: &Path) -> std::io::Result<Arc<str>> {
-    let token = crate::books::fresh_key()?;
+pub fn token(data: &Path, takes_over: bool) -> std::io::Result<Arc<str>> {
     let file = token_file(data);
+    if takes_over && let Ok(token) = std::fs::read_to_string(&file) {
+        return Ok(token.into());
+    }
+    let token = crate::books::fresh_key()?;
     // A new file each time: the mode counts only when a file is made.
     match std::fs::remove_file(&file) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),

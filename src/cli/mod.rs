@@ -11,15 +11,18 @@ use filters::dialect::Operation;
 
 use crate::admin::explain::Asked;
 use crate::books::Direction;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Version};
 use crate::edge::Tls;
 use crate::mock::{self, Script};
 use crate::ops::log::{self, Format};
-use crate::serve;
+use crate::reload::{self, Source};
+use crate::serve::{self, Left};
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
 /// Exit status for a config that cannot be used (`EX_USAGE` of `sysexits.h`).
 pub const EXIT_CONFIG: u8 = 64;
+/// Exit status of a gateway that had to cut calls when its drain was over.
+pub const EXIT_CUT: u8 = 3;
 
 /// An edge gateway for AI model APIs.
 #[derive(Debug, Parser)]
@@ -37,8 +40,12 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Serve calls until SIGTERM.
-    Serve,
+    /// Serve calls until SIGTERM. SIGHUP reads the config file anew.
+    Serve {
+        /// Take over from the process that serves now: start this, then send SIGQUIT to that.
+        #[arg(long)]
+        upgrade: bool,
+    },
     /// Check the config file and say everything that is wrong with it.
     Check,
     /// Accounts and what happened on them.
@@ -305,12 +312,12 @@ impl Cli {
     ///
     /// # Errors
     /// [`config::Faults`] for a config that cannot be used, anything else as its own error.
-    pub fn run(self) -> anyhow::Result<()> {
-        match self.verb {
-            Verb::Serve => {
-                let config = load(&self.config)?;
+    pub fn run(self) -> anyhow::Result<Left> {
+        let done = match self.verb {
+            Verb::Serve { upgrade } => {
+                let (config, version) = load_version(&self.config)?;
                 log::start(self.log);
-                serve::run(config)
+                return serve::run(config, Source { file: self.config, version }, upgrade);
             }
             Verb::Check => {
                 let config = load(&self.config)?;
@@ -337,12 +344,17 @@ impl Cli {
                 log::start(self.log);
                 play(listen, script)
             }
-        }
+        };
+        done.map(|()| Left::Drained)
     }
 }
 
 fn load(path: &Path) -> anyhow::Result<Config> {
-    Ok(config::load(path, |name| std::env::var(name).ok())?)
+    Ok(load_version(path)?.0)
+}
+
+fn load_version(path: &Path) -> anyhow::Result<(Config, Version)> {
+    Ok(config::load(path, reload::variable)?)
 }
 
 fn play(listen: SocketAddr, script: Script) -> anyhow::Result<()> {

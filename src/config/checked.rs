@@ -48,7 +48,7 @@ pub struct Config {
     pub accounts: Vec<Account>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     /// Where callers connect: never empty, the first public one first.
     pub callers: Vec<Listener>,
@@ -58,7 +58,7 @@ pub struct Listen {
 }
 
 /// An address at which callers connect.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// Its field, for whoever has to mend it.
     pub field: &'static str,
@@ -78,7 +78,7 @@ pub struct TlsFiles {
 }
 
 /// Who may say whose connection it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyProtocol {
     /// Only they may connect, and they must say it.
     pub required: bool,
@@ -86,7 +86,7 @@ pub struct ProxyProtocol {
     pub trusted: Vec<IpNet>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Bounds {
     pub body_bytes_max: usize,
     pub bodies_bytes_max: usize,
@@ -241,10 +241,28 @@ impl BaseUrl {
         let default = if self.tls { 443 } else { 80 };
         if self.port == default { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
     }
+
+    /// Whether both are found at the same addresses.
+    #[must_use]
+    pub fn is_same_host(&self, other: &Self) -> bool {
+        (&self.host, self.port) == (&other.host, other.port)
+    }
+}
+
+impl Provider {
+    /// Whether connections to both are alike, so that what is known of the one's addresses is true of the other's.
+    #[must_use]
+    pub fn is_reached_like(&self, other: &Self) -> bool {
+        let of = |provider: &Self| (provider.reach.http, provider.reach.group, provider.check.clone());
+        self.name == other.name
+            && self.base.is_same_host(&other.base)
+            && self.reach.server_name == other.reach.server_name
+            && of(self) == of(other)
+    }
 }
 
 /// A question to a provider's addresses that costs nothing.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreeCheck {
     /// Begins with `/`.
     pub path: String,

@@ -16,11 +16,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use deserr::{DeserializeError, ErrorKind, IntoValue, MergeWithError, ValueKind, ValuePointerRef};
+use sha2::{Digest as _, Sha256};
 
 pub use checked::Config;
 
 /// One thing that is wrong with a config file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Fault {
     /// Where, as `models.gpt-a.routes[0]`; empty for the whole file.
     pub path: String,
@@ -34,14 +35,25 @@ pub struct Fault {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults(pub Vec<Fault>);
 
+/// Which text a config was made of: the first digits of its SHA-256.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version(String);
+
 /// Reads and checks a config file. `var` looks up environment variables.
 ///
 /// # Errors
 /// All faults at once.
-pub fn load(path: &Path, var: impl Fn(&str) -> Option<String>) -> Result<Config, Faults> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Faults::one("", format!("cannot read {}: {e}", path.display())))?;
-    parse(&text, var)
+pub fn load(path: &Path, var: impl Fn(&str) -> Option<String>) -> Result<(Config, Version), Faults> {
+    let text = read(path)?;
+    Ok((parse(&text, var)?, Version::of(&text)))
+}
+
+/// The text of a config file.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read(path: &Path) -> Result<String, Faults> {
+    std::fs::read_to_string(path).map_err(|e| Faults::one("", format!("cannot read {}: {e}", path.display())))
 }
 
 /// Checks the text of a config file.
@@ -70,6 +82,21 @@ pub fn parse(text: &str, var: impl Fn(&str) -> Option<String>) -> Result<Config,
             faults.0.dedup_by(|b, a| !a.path.is_empty() && a.path == b.path);
             Err(faults)
         }
+    }
+}
+
+impl Version {
+    /// The version of a text.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        let digest = Sha256::digest(text.as_bytes());
+        Self(digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

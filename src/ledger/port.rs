@@ -53,6 +53,12 @@ pub trait Ledger: Send {
     /// [`LedgerError`] when the books cannot be written.
     fn lease_free(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError>;
 
+    /// Gives back a part of a boot's leases, all in one transaction: it is free for other boots then.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be written; nothing is given back then.
+    fn give_back(&mut self, boot: i64, parts: &[(AccountId, Amount)]) -> Result<(), LedgerError>;
+
     /// Makes an account unless it is there; settings, where given, replace the ones it has.
     ///
     /// # Errors

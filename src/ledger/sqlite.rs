@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use filters::ids::{AccountId, HoldId, KeyDigest};
 use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use super::port::{
     AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
@@ -81,6 +81,9 @@ impl Sqlite {
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
+        // One that reads first and then writes would fail at once when another connection has written in
+        // between: SQLITE_BUSY_SNAPSHOT knows no waiting.
+        connection.set_transaction_behavior(TransactionBehavior::Immediate);
         match version(&connection)? {
             SCHEMA_VERSION => {}
             0 => {
@@ -172,6 +175,23 @@ impl Ledger for Sqlite {
         lease_what_is_free(&transaction, boot)?;
         transaction.commit()?;
         Ok(added)
+    }
+
+    fn give_back(&mut self, boot: i64, parts: &[(AccountId, Amount)]) -> Result<(), LedgerError> {
+        let transaction = self.connection.transaction()?;
+        for (account, amount) in parts {
+            // By the difference, never to a computed rest: see docs/model-check.md.
+            transaction.execute(
+                "UPDATE lease SET amount = amount - ?3 WHERE boot = ?1 AND account = ?2",
+                params![boot, account.0, amount.nano()],
+            )?;
+            transaction.execute(
+                "UPDATE balance SET leased = leased - ?2 WHERE account = ?1",
+                params![account.0, amount.nano()],
+            )?;
+        }
+        transaction.commit()?;
+        Ok(())
     }
 
     fn ensure_account(
@@ -400,7 +420,7 @@ impl Ledger for Sqlite {
 
     fn verify(&mut self) -> Result<Verified, LedgerError> {
         // One snapshot, so that a running gateway cannot make the sums disagree.
-        let transaction = self.connection.transaction()?;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
         for (law, query) in LAWS {
             let broken: Option<String> = transaction.query_row(query, [], |row| row.get(0)).optional()?;
             if let Some(what) = broken {

@@ -8,6 +8,8 @@ use prometheus::{
 };
 use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 
+use crate::clock;
+
 /// Seconds, from a tenth of a millisecond to ten minutes.
 const SECONDS: [f64; 20] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
@@ -57,6 +59,31 @@ pub struct Metrics {
     pub connections_refused: IntCounterVec,
     /// Unix time of the process's start.
     pub started: Gauge,
+    /// The config of the running process.
+    pub config: ConfigMetrics,
+}
+
+/// What became of the config file.
+pub struct ConfigMetrics {
+    /// Readings of the file in the running process, by result.
+    pub reloads: IntCounterVec,
+    /// Whether the file as it stands was refused.
+    pub refused: IntGauge,
+    /// Fields of the file that count only after a restart.
+    needs_restart: IntGauge,
+    /// When a config was last taken over.
+    applied: Gauge,
+    /// The config that serves.
+    version: IntGaugeVec,
+}
+
+fn config_applied() -> Opts {
+    Opts::new("tollgate_config_applied_unix_seconds", "When a config was last taken over.")
+}
+
+fn config_version() -> Opts {
+    let help = "1 for the config that serves, by the first digits of its text's SHA-256.";
+    Opts::new("tollgate_config_version", help)
 }
 
 fn endpoint_factor() -> Opts {
@@ -133,8 +160,15 @@ impl Metrics {
                 &["reason"],
             )?,
             started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
+            config: ConfigMetrics::new(r)?,
             registry,
         })
+    }
+
+    /// Gauges of endpoints are made anew at the next reading: some may have gone with their config.
+    pub fn forget_endpoints(&self) {
+        self.endpoint_factor.reset();
+        self.endpoint_refused.reset();
     }
 
     /// Everything in Prometheus' text format.
@@ -144,6 +178,41 @@ impl Metrics {
         // Writing to memory fails only on a metric without samples, which then is left out.
         let _incomplete = TextEncoder::new().encode(&self.registry.gather(), &mut out);
         String::from_utf8(out).unwrap_or_default()
+    }
+}
+
+impl ConfigMetrics {
+    fn new(r: &Registry) -> prometheus::Result<Self> {
+        Ok(Self {
+            reloads: counters(
+                r,
+                "config_reloads_total",
+                "Readings of the config file in the running process.",
+                &["result"],
+            )?,
+            refused: gauge(
+                r,
+                "config_refused",
+                "1 while the config file has faults and an older config serves.",
+            )?,
+            needs_restart: gauge(
+                r,
+                "config_needs_restart",
+                "Fields of the config file that count only after a restart.",
+            )?,
+            applied: register(r, Gauge::with_opts(config_applied())?)?,
+            version: register(r, IntGaugeVec::new(config_version(), &["version"])?)?,
+        })
+    }
+
+    /// A config was taken over.
+    pub fn taken_over(&self, version: &str, needs_restart: usize) {
+        self.refused.set(0);
+        self.needs_restart.set(i64::try_from(needs_restart).unwrap_or(i64::MAX));
+        #[expect(clippy::cast_precision_loss, reason = "a time in milliseconds has 41 bits")]
+        self.applied.set(clock::unix_ms() as f64 / 1000.0);
+        self.version.reset();
+        self.version.with_label_values(&[version]).set(1);
     }
 }
 

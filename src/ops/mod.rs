@@ -2,5 +2,6 @@
 
 pub mod log;
 pub mod metrics;
+pub mod notify;
 
 pub use metrics::Metrics;

@@ -38,18 +38,40 @@ impl Snapshot {
     /// # Errors
     /// When the check of a provider cannot be made.
     pub fn new(catalogue: Catalogue, routing: Routing) -> pingora::Result<Self> {
-        let mut of_providers: HashMap<&str, Arc<Addresses>> = HashMap::new();
-        let mut addresses = vec![];
-        for endpoint in &catalogue.endpoints {
-            let provider = &endpoint.provider;
-            let known = match of_providers.entry(provider.name.as_str()) {
-                Entry::Occupied(known) => Arc::clone(known.get()),
-                Entry::Vacant(new) => Arc::clone(new.insert(Arc::new(Addresses::new(provider)?))),
-            };
-            addresses.push(known);
-        }
+        let addresses = addresses_of(&catalogue, |provider| Addresses::new(provider).map(Arc::new))?;
         let upstreams = Upstreams::new(&catalogue, &routing);
         Ok(Self { catalogue, routing, addresses, upstreams })
+    }
+
+    /// The view of another catalogue, with all that is known of what is in both.
+    ///
+    /// # Errors
+    /// When the check of a provider cannot be made.
+    pub fn reloaded(&self, catalogue: Catalogue, routing: Routing) -> pingora::Result<Self> {
+        let known = |provider: &Provider| {
+            self.providers()
+                .find(|(old, _)| old.is_reached_like(provider))
+                .map(|(_, known)| Arc::clone(known))
+        };
+        let addresses = addresses_of(&catalogue, |provider| match known(provider) {
+            Some(known) => Ok(known),
+            None => Addresses::new(provider).map(Arc::new),
+        })?;
+        let upstreams = self.upstreams.reloaded(&catalogue, &routing);
+        let new = Self { catalogue, routing, addresses, upstreams };
+        new.forgive_changed_credentials(self);
+        Ok(new)
+    }
+
+    /// What was said about a credential is not held against another one in its place.
+    fn forgive_changed_credentials(&self, old: &Self) {
+        for (at, endpoint) in self.catalogue.endpoints.iter().enumerate() {
+            let before = old.catalogue.endpoints.iter().find(|known| known.name == endpoint.name);
+            let secret = |endpoint: &Endpoint| endpoint.credential().map(|it| it.held().secret.clone());
+            if before.is_some_and(|before| secret(before) != secret(endpoint)) {
+                self.upstreams.renewed(EndpointId(at));
+            }
+        }
     }
 
     /// Every provider that has a route, each once.
@@ -128,6 +150,23 @@ impl Snapshot {
     }
 }
 
+/// The addresses of every endpoint; those of one provider are made once.
+fn addresses_of(
+    catalogue: &Catalogue,
+    mut make: impl FnMut(&Provider) -> pingora::Result<Arc<Addresses>>,
+) -> pingora::Result<Vec<Arc<Addresses>>> {
+    let mut of_providers: HashMap<&str, Arc<Addresses>> = HashMap::new();
+    let mut addresses = vec![];
+    for endpoint in &catalogue.endpoints {
+        let provider = &endpoint.provider;
+        addresses.push(match of_providers.entry(provider.name.as_str()) {
+            Entry::Occupied(known) => Arc::clone(known.get()),
+            Entry::Vacant(new) => Arc::clone(new.insert(make(provider)?)),
+        });
+    }
+    Ok(addresses)
+}
+
 /// The current snapshot, swapped in whole.
 pub struct Pool {
     current: ArcSwap<Snapshot>,
@@ -150,6 +189,11 @@ impl Pool {
     /// From now on these are the keys.
     pub fn set_keys(&self, keys: KeyTable) {
         self.keys.store(Arc::new(keys));
+    }
+
+    /// From now on requests begin with this one; those that run keep theirs.
+    pub fn set(&self, snapshot: Snapshot) {
+        self.current.store(Arc::new(snapshot));
     }
 
     /// The snapshot for a request that begins now.

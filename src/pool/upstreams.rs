@@ -52,6 +52,17 @@ impl Upstreams {
     /// Upstreams of which nothing is known yet.
     #[must_use]
     pub fn new(catalogue: &Catalogue, routing: &Routing) -> Arc<Self> {
+        Self::build(catalogue, routing, |layout| Board::new(clock::now(), layout))
+    }
+
+    /// Upstreams of another catalogue, with all that is known of those in both. Attempts that run now
+    /// end on the old ones: what they find out is not carried over.
+    #[must_use]
+    pub fn reloaded(&self, catalogue: &Catalogue, routing: &Routing) -> Arc<Self> {
+        Self::build(catalogue, routing, |layout| self.lock().reloaded(clock::now(), layout))
+    }
+
+    fn build(catalogue: &Catalogue, routing: &Routing, board: impl FnOnce(Layout) -> Board) -> Arc<Self> {
         let mut providers: Vec<&str> = vec![];
         let mut endpoints = vec![];
         for endpoint in &catalogue.endpoints {
@@ -91,7 +102,7 @@ impl Upstreams {
             }
         }
         let names = endpoints.iter().map(|spec| spec.name.clone()).collect();
-        let board = Board::new(clock::now(), Layout { endpoints, models });
+        let board = board(Layout { endpoints, models });
         Arc::new(Self { board: Mutex::new(board), models: ids, names })
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Bodies {
     bytes: AtomicUsize,
-    bytes_max: usize,
+    bytes_max: AtomicUsize,
 }
 
 /// Bytes that one call has reserved.
@@ -24,7 +24,12 @@ impl Bodies {
     /// Room for so many bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max })
+        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max: AtomicUsize::new(bytes_max) })
+    }
+
+    /// From now on there is room for so many bytes; what is reserved stays.
+    pub fn set_max(&self, bytes_max: usize) {
+        self.bytes_max.store(bytes_max, Ordering::Release);
     }
 
     /// Bytes in memory.
@@ -43,7 +48,8 @@ impl Reserved {
     /// Makes the reservation at least `bytes`; answers whether there is room.
     pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        let fits = |sum: usize| sum.checked_add(more).filter(|sum| *sum <= self.bodies.bytes_max);
+        let bytes_max = self.bodies.bytes_max.load(Ordering::Acquire);
+        let fits = |sum: usize| sum.checked_add(more).filter(|sum| *sum <= bytes_max);
         let grown = self.bodies.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok();
         if grown {
             self.bytes += more;

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use filters::verdict::{Reason, Rejection};
 use pingora::http::RequestHeader;
@@ -32,7 +33,7 @@ use crate::{clock, entropy};
 pub struct Gateway {
     pub pool: Arc<Pool>,
     pub holds: Arc<dyn Holds>,
-    pub bounds: Bounds,
+    pub bounds: Arc<ArcSwap<Bounds>>,
     pub bodies: Arc<Bodies>,
     pub metrics: Arc<Metrics>,
     pub drain: Arc<Drain>,
@@ -57,13 +58,14 @@ impl ProxyHttp for Gateway {
         ctx.connection = Connection::of(session.as_downstream().digest());
         let may_follow = ctx.connection.as_ref().is_none_or(|connection| connection.request_began());
         let downstream = session.as_downstream_mut();
+        let bounds = self.bounds.load_full();
         // What Pingora has switched off stays off: the caller closes, or the framing is not to be trusted.
         let wanted = downstream.get_keepalive().is_some() && may_follow && !self.drain.is_closing();
-        let keepalive = wanted.then(|| self.bounds.keepalive.as_secs().max(1));
+        let keepalive = wanted.then(|| bounds.keepalive.as_secs().max(1));
         downstream.set_keepalive(keepalive);
         // Only for reads that are not ours: the one limit of a body would else run out twice at once.
-        downstream.set_read_timeout(Some(self.bounds.body_timeout.saturating_mul(2)));
-        downstream.set_write_timeout(Some(self.bounds.write_timeout));
+        downstream.set_read_timeout(Some(bounds.body_timeout.saturating_mul(2)));
+        downstream.set_write_timeout(Some(bounds.write_timeout));
         // Without it one stray byte behind the request would cut the running answer.
         downstream.set_pipelining_enabled(true);
         if let Some(id) = headers::request_id(session.req_header()) {

@@ -100,7 +100,7 @@ impl Gateway {
         ctx.dialect = surface::dialect_of_errors(head.uri.path(), versioned);
         let bytes: usize =
             head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
-        if bytes + head.raw_path().len() > self.bounds.head_bytes_max {
+        if bytes + head.raw_path().len() > self.bounds.load().head_bytes_max {
             let message = "The request's head is too large. Send fewer or shorter headers.";
             return Err(Rejection::new(Reason::HeadTooLarge, message));
         }
@@ -131,11 +131,11 @@ impl Gateway {
         }
         let announced = reply::content_length(session);
         let mut reserved = self.bodies.reserve();
-        if announced.is_some_and(|bytes| bytes > self.bounds.body_bytes_max) {
+        if announced.is_some_and(|bytes| bytes > self.bounds.load().body_bytes_max) {
             return Err(self.too_large());
         }
         let read = self.read_pieces(session, announced, &mut reserved);
-        match tokio::time::timeout(self.bounds.body_timeout, read).await {
+        match tokio::time::timeout(self.bounds.load().body_timeout, read).await {
             Ok(body) => body.map(|body| (body, reserved)),
             Err(_) => {
                 let message = "The request's body did not arrive in time.";
@@ -178,7 +178,7 @@ impl Gateway {
                 body.extend_from_slice(&first);
                 body
             });
-            if body.len() + piece.len() > self.bounds.body_bytes_max {
+            if body.len() + piece.len() > self.bounds.load().body_bytes_max {
                 return Err(self.too_large());
             }
             if !reserved.grow_to(body.len() + piece.len()) {
@@ -190,7 +190,7 @@ impl Gateway {
     }
 
     fn too_large(&self) -> Rejection {
-        let message = format!("The body is larger than {} bytes.", self.bounds.body_bytes_max);
+        let message = format!("The body is larger than {} bytes.", self.bounds.load().body_bytes_max);
         Rejection::new(Reason::BodyTooLarge, message)
     }
 }

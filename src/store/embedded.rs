@@ -5,17 +5,17 @@
 //! money leaves the purse, and the ledger books it later from the journal: a crash in between is repaired
 //! by replay.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use crossbeam_queue::ArrayQueue;
 use filters::ids::{AccountId, KeyDigest};
 use filters::limit::{Now, Scopes, Want};
 use filters::money::{Amount, Settlement, settle};
-use filters::purse::{EndHold, Purse, Refused, Reserve, SpentSince, Standings};
+use filters::purse::{Carried, EndHold, Purse, Refused, Reserve, SpentSince, Standings};
 
 use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
 use crate::clock;
@@ -23,6 +23,9 @@ use crate::journal::{Hold, Journal, OpenHold, Settled};
 
 /// Settled calls that the ledger may lag behind before admission stops.
 const UNPOSTED_MAX: u64 = 100_000;
+
+/// The time at which a process begins, for counters of what was before: more than the longest of them.
+const PAST: Duration = Duration::from_secs(3600);
 
 /// The embedded store.
 pub struct Embedded {
@@ -35,6 +38,8 @@ struct Inner {
     journal: Journal,
     open: AtomicUsize,
     open_max: usize,
+    /// The folder has a new owner: what is free here goes back to the ledger.
+    handed_over: AtomicBool,
     /// Holds whose request was dropped. Each open hold can stand in it once, so it never overflows.
     abandoned: ArrayQueue<Arc<OpenHold>>,
 }
@@ -49,6 +54,7 @@ impl Embedded {
             journal,
             open: AtomicUsize::new(0),
             open_max,
+            handed_over: AtomicBool::new(false),
             abandoned: ArrayQueue::new(open_max.max(1)),
         };
         let store = Self { inner: Arc::new(inner) };
@@ -73,6 +79,69 @@ impl Embedded {
         self.inner.with_purse(account, |purse| purse.withdraw(amount)).unwrap_or(Err(Amount::ZERO))
     }
 
+    /// Takes what is free out of all pools, for a process that takes over; `half`: only half of it, since calls
+    /// are still arriving here. Whoever finds no money from now on is to come back, to the other process.
+    #[must_use]
+    pub fn take_free(&self, half: bool) -> Vec<(AccountId, Amount)> {
+        self.inner.handed_over.store(true, Ordering::Release);
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let take = |(account, purse): (&AccountId, &Arc<Mutex<Purse>>)| {
+            let mut purse = purse.lock().unwrap_or_else(PoisonError::into_inner);
+            let free = purse.available();
+            let part = if half { Amount::from_nano(free.nano() / 2) } else { free };
+            purse.withdraw(part).ok()?;
+            part.is_positive().then_some((*account, part))
+        };
+        purses.iter().filter_map(take).collect()
+    }
+
+    /// How limits stand, for a process that takes over; `of` these accounts, or of all.
+    #[must_use]
+    pub fn carried(&self, of: Option<&HashSet<AccountId>>) -> Vec<(AccountId, Carried)> {
+        let now = self.inner.now();
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let wanted = purses.iter().filter(|(account, _)| of.is_none_or(|of| of.contains(account)));
+        let carried = wanted.map(|(account, purse)| {
+            (*account, purse.lock().unwrap_or_else(PoisonError::into_inner).carried(now))
+        });
+        carried.collect()
+    }
+
+    /// Accounts with calls in flight.
+    #[must_use]
+    pub fn busy(&self) -> HashSet<AccountId> {
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let busy = purses
+            .iter()
+            .filter(|(_, purse)| purse.lock().unwrap_or_else(PoisonError::into_inner).has_open_holds());
+        busy.map(|(account, _)| *account).collect()
+    }
+
+    /// Takes over how limits stand in the process before.
+    pub fn adopt(&self, limits: &[(AccountId, Carried)]) {
+        let now = self.inner.now();
+        // An account without free money has no purse yet.
+        self.grant(limits.iter().map(|(account, _)| (*account, Amount::ZERO)).collect());
+        for (account, carried) in limits {
+            self.inner.with_purse(*account, |purse| purse.adopt(now, carried));
+        }
+    }
+
+    /// What still runs in the process before, and what it has spent by now.
+    pub fn stand_elsewhere(&self, limits: &[(AccountId, Carried)]) {
+        for (account, carried) in limits {
+            self.inner.with_purse(*account, |purse| purse.stand_elsewhere(carried));
+        }
+    }
+
+    /// The process before has gone.
+    pub fn nothing_runs_elsewhere(&self) {
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        for purse in purses.values() {
+            purse.lock().unwrap_or_else(PoisonError::into_inner).nothing_runs_elsewhere();
+        }
+    }
+
     /// What was spent in the windows of budgets before this process began.
     pub fn restore_budgets(
         &self,
@@ -82,6 +151,8 @@ impl Embedded {
         spent: &SpentSince<'_>,
     ) {
         let now = self.inner.now();
+        // An account without free money has no purse yet.
+        self.grant(vec![(account, Amount::ZERO)]);
         self.inner.with_purse(account, |purse| purse.restore(now, key, scopes, spent));
     }
 
@@ -165,7 +236,8 @@ impl Holds for Embedded {
 
 impl Inner {
     fn now(&self) -> Now {
-        let since = clock::now().saturating_duration_since(self.began);
+        // Not from zero: what a process before this one did lies in the past.
+        let since = clock::now().saturating_duration_since(self.began).saturating_add(PAST);
         Now { ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), unix_ms: clock::unix_ms() }
     }
 
@@ -194,6 +266,10 @@ impl Inner {
         let now = self.now();
         match self.with_purse(admit.account, |purse| purse.reserve(now, &reserve)) {
             Some(Ok(standing)) => Ok(standing),
+            // The money is with the process that took over: a caller who comes back finds it there.
+            Some(Err(Refused::Funds { .. })) if self.handed_over.load(Ordering::Acquire) => {
+                Err(Deny::Overloaded)
+            }
             Some(Err(Refused::Funds { available })) => Err(Deny::Funds { available }),
             Some(Err(Refused::Limited { scope, over })) => Err(Deny::Limited { scope, over }),
             // Nothing is leased for an account without money. What is free needs a purse for its limits alone.

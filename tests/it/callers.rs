@@ -252,7 +252,7 @@ async fn sighup_does_not_cut_a_stream() {
     caller.head().await;
     caller.read_until("Hello").await;
     gateway.signal("-HUP");
-    gateway.wait_for_log("the config is not read anew");
+    gateway.wait_for_log("the config is read anew");
     caller.read_until("[DONE]").await;
 }
 

@@ -113,7 +113,8 @@ impl World {
             58..78 => self.end(),
             78..90 => self.post(),
             90..93 => self.post_again(),
-            93..96 => self.jump(),
+            93..95 => self.jump(),
+            95..97 => self.give_back(),
             _ => self.die(),
         }
         self.agree();
@@ -263,6 +264,23 @@ impl World {
     fn post_again(&mut self) {
         let from = usize::try_from(self.below(self.posted.len() as u64 + 1)).unwrap();
         assert_eq!(self.ledger.post(self.boot, &self.posted[from..]).unwrap(), 0);
+    }
+
+    /// Free money, all of it or half, goes back to the ledger as in a hand-over, and is leased again.
+    fn give_back(&mut self) {
+        let half = self.below(2) == 0;
+        let mut parts = vec![];
+        for (account, purse) in &mut self.purses {
+            let free = purse.available().nano();
+            let part = Amount::from_nano(if half { free / 2 } else { free });
+            purse.withdraw(part).unwrap();
+            parts.push((AccountId(*account), part));
+        }
+        self.ledger.give_back(self.boot, &parts).unwrap();
+        self.ledger.verify().unwrap();
+        for (account, amount) in self.ledger.lease_free(self.boot).unwrap() {
+            self.purses.entry(account.0).or_default().grant(amount);
+        }
     }
 
     /// The wall clock steps, forwards or back; the other one never does.

@@ -73,6 +73,8 @@ class Rules(NamedTuple):
     return_in: str = "one transaction"   # or "two, the balance first", or "two, the lease first"
     new_waits_for_ledger: bool = True
     lease_adds: bool = True              # a further lease adds what it got, not the row's total
+    returns_again: bool = False          # a draining process admits on what it kept and what calls release, and
+    #                                      returns what is free again and again
 
 
 class Bounds(NamedTuple):
@@ -228,15 +230,18 @@ class Embedded:
                         state, b, free=other.process.free)
         if me.work != NOBODY or me.moving:
             return
-        yield f"{who} gets SIGTERM", False, with_process(state, b, at=DRAINING, free=0)
+        yield f"{who} gets SIGTERM", False, with_process(
+            state, b, at=DRAINING, free=me.free if rules.returns_again else 0)
         if not others or not rules.hand_over:
             return
         if rules.memory_before_return:
             back = me.free
             if rules.keep != "all that is not free":
                 back = boot.lease - self.kept(calls_of(state, b))
-            yield f"{who} gets SIGQUIT and admits no more", False, with_process(
-                state, b, at=HANDING, free=0, moving=back)
+            # With calls still arriving it keeps a part for them.
+            for kept in range(back + 1) if rules.returns_again else (0,):
+                words = f"{who} gets SIGQUIT and keeps {kept}" if kept else f"{who} gets SIGQUIT and admits no more"
+                yield words, False, with_process(state, b, at=HANDING, free=kept, moving=back - kept)
         else:
             returned = with_boot(state, b, lease=boot.lease - me.free)._replace(leased=state.leased - me.free)
             yield f"{who} gets SIGQUIT and returns {me.free}", False, with_process(
@@ -254,8 +259,7 @@ class Embedded:
         if not self.rules.memory_before_return:
             yield f"{who} takes it out of memory", False, with_process(state, b, at=DRAINING, free=0, moving=0)
         elif self.rules.return_in == "one transaction":
-            returned = with_boot(state, b, lease=boot.lease - back)._replace(leased=state.leased - back)
-            yield f"{who} returns {back}", False, with_process(returned, b, at=DRAINING, moving=0)
+            yield f"{who} returns {back}", False, with_process(self.returned(state, b, back), b, at=DRAINING, moving=0)
         else:
             first = me.at == HANDING
             if first == (self.rules.return_in == "two, the balance first"):
@@ -265,8 +269,18 @@ class Embedded:
             at, moving = (HALF_HANDED, back) if first else (DRAINING, 0)
             yield words, False, with_process(half, b, at=at, moving=moving)
 
+    def returned(self, state, b, back):
+        lease = state.boots[b].lease - back
+        return with_boot(state, b, lease=lease)._replace(leased=state.leased - back)
+
     def leave(self, state, b, boot, me):
         rules, who = self.rules, name(b)
+        if rules.returns_again and me.at == DRAINING and me.free and not me.moving:
+            yield f"{who} takes {me.free} out of memory", False, with_process(state, b, free=0, moving=me.free)
+        if rules.returns_again and me.at == DRAINING and me.moving:
+            yield f"{who} returns {me.moving} more", False, with_process(
+                self.returned(state, b, me.moving), b, moving=0)
+            return  # it does one thing after the other
         mine = calls_of(state, b)
         over = all(c.phase in (SEEN, CUT) for _, c in mine) or not rules.calls_over_before_end_boot
         posted = not rules.post_before_end_boot or all(
@@ -348,7 +362,8 @@ class Embedded:
 
     def serve(self, state, b, boot, me):
         rules, who = self.rules, name(b)
-        admits = me.at == RUNNING or (me.at == HANDING and not rules.memory_before_return)
+        admits = me.at == RUNNING or (me.at == HANDING and not rules.memory_before_return) or (
+            rules.returns_again and me.at in (HANDING, DRAINING))
         moved = []
         for i, call in enumerate(state.calls):
             if call.phase == IDLE and admits and me.free >= self.holds[i]:

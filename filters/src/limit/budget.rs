@@ -7,6 +7,7 @@ use std::fmt;
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan as _};
+use serde::{Deserialize, Serialize};
 
 use crate::money::Amount;
 
@@ -22,7 +23,7 @@ pub struct Budget {
 }
 
 /// How long a window is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Period {
     /// From midnight to midnight.
     Day,

@@ -17,8 +17,10 @@ pub mod window;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::money::Amount;
-use budget::Budget;
+use budget::{Budget, Period};
 use window::Window;
 
 /// What one scope may do.
@@ -51,14 +53,34 @@ pub struct Counters {
     requests: Window,
     tokens: Window,
     running: u64,
+    /// Calls that the process before this one still runs.
+    elsewhere: u64,
     spent: Vec<Spent>,
 }
 
 /// Money spent or reserved in one window of one budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Spent {
+    period: Period,
     begins_ms: i64,
     amount: Amount,
+    /// In the process before this one.
+    elsewhere: Amount,
+    /// The budget has just come: what was spent before it did is in the books alone.
+    fresh: bool,
+}
+
+/// What one scope has done, on its way to the process that takes over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedCounters {
+    /// Requests, by the milliseconds that have passed since.
+    requests: Vec<(u64, u64)>,
+    /// Tokens, by the milliseconds that have passed since.
+    tokens: Vec<(u64, u64)>,
+    /// Calls that run.
+    running: u64,
+    /// Nano-dollars of each budget, behind its period and the beginning of its window.
+    spent: Vec<(Period, i64, i64)>,
 }
 
 /// What a call would take.
@@ -93,7 +115,7 @@ pub struct Permit {
     at_ms: u64,
     tokens: u64,
     amount: Amount,
-    windows: Vec<i64>,
+    windows: Vec<(Period, i64)>,
 }
 
 /// Which limit refused a call.
@@ -155,6 +177,12 @@ impl Limits {
     }
 }
 
+impl Spent {
+    fn sum(&self) -> Amount {
+        self.amount.checked_add(self.elsewhere).unwrap_or(Amount::MAX)
+    }
+}
+
 impl Counters {
     /// Whether a call fits. Takes nothing.
     ///
@@ -172,12 +200,12 @@ impl Counters {
         {
             return over(Kind::Tokens, wait);
         }
-        if limits.concurrency.is_some_and(|limit| self.running >= limit) {
+        if limits.concurrency.is_some_and(|limit| self.running.saturating_add(self.elsewhere) >= limit) {
             return over(Kind::Concurrency, 1000);
         }
         self.roll_budgets(now, limits);
         for (budget, spent) in limits.budgets.iter().zip(&self.spent) {
-            let fits = spent.amount.checked_add(want.amount).is_some_and(|sum| sum <= budget.amount);
+            let fits = spent.sum().checked_add(want.amount).is_some_and(|sum| sum <= budget.amount);
             if !fits {
                 let ends_ms = budget.window(now.unix_ms).1;
                 let wait = u64::try_from(ends_ms.saturating_sub(now.unix_ms)).unwrap_or_default();
@@ -197,7 +225,7 @@ impl Counters {
         for spent in &mut self.spent {
             spent.amount = spent.amount.checked_add(want.amount).unwrap_or(Amount::MAX);
         }
-        let windows = self.spent.iter().map(|s| s.begins_ms).collect();
+        let windows = self.spent.iter().map(|s| (s.period, s.begins_ms)).collect();
         Permit { at_ms: now.ms, tokens, amount: want.amount, windows }
     }
 
@@ -205,21 +233,69 @@ impl Counters {
     pub fn end(&mut self, permit: &Permit, used_tokens: u64, charged: Amount) {
         self.running = self.running.saturating_sub(1);
         self.tokens.correct(permit.at_ms, permit.tokens, used_tokens);
-        for (begins_ms, spent) in permit.windows.iter().zip(&mut self.spent) {
-            // A window that is over already has no use for the correction.
-            if spent.begins_ms == *begins_ms {
+        for spent in &mut self.spent {
+            // A window that is over already, or came later, has no use for the correction.
+            if permit.windows.contains(&(spent.period, spent.begins_ms)) {
                 let rest = spent.amount.less(permit.amount);
                 spent.amount = rest.checked_add(charged).unwrap_or(Amount::MAX);
             }
         }
     }
 
-    /// What was spent in the current windows before this process began.
+    /// What was spent in the current windows of budgets before they came: with this process, or with other
+    /// limits. Of those that were there `spent` is not asked.
     pub fn restore(&mut self, now: Now, limits: &Limits, spent: impl Fn(i64) -> Amount) {
         self.roll_budgets(now, limits);
-        for window in &mut self.spent {
-            window.amount = spent(window.begins_ms);
+        for window in self.spent.iter_mut().filter(|window| window.fresh) {
+            let before = spent(window.begins_ms);
+            window.amount = window.amount.checked_add(before).unwrap_or(Amount::MAX);
+            window.fresh = false;
         }
+    }
+
+    /// What the process that takes over has to know.
+    #[must_use]
+    pub fn carried(&mut self, now: Now) -> CarriedCounters {
+        CarriedCounters {
+            requests: self.requests.by_age(now.ms),
+            tokens: self.tokens.by_age(now.ms),
+            running: self.running,
+            spent: self.spent.iter().map(|s| (s.period, s.begins_ms, s.sum().nano())).collect(),
+        }
+    }
+
+    /// Takes over what the process before did, and what it knows of those before it.
+    pub fn adopt(&mut self, now: Now, carried: &CarriedCounters) {
+        for (window, past) in [(&mut self.requests, &carried.requests), (&mut self.tokens, &carried.tokens)] {
+            past.iter().for_each(|(age, amount)| window.add_past(now.ms, *age, *amount));
+        }
+        self.elsewhere = carried.running;
+        // Its figures contain all that the books had when this process began. A budget of another window, or
+        // of none any more, is put right by the next check.
+        let of = |(period, begins_ms, nano): &(Period, i64, i64)| Spent {
+            period: *period,
+            begins_ms: *begins_ms,
+            amount: Amount::ZERO,
+            elsewhere: Amount::from_nano(*nano),
+            fresh: false,
+        };
+        self.spent = carried.spent.iter().map(of).collect();
+    }
+
+    /// What still runs in the process before, and what it has spent by now.
+    pub fn stand_elsewhere(&mut self, carried: &CarriedCounters) {
+        self.elsewhere = carried.running;
+        for (period, begins_ms, nano) in &carried.spent {
+            let mut windows = self.spent.iter_mut();
+            if let Some(spent) = windows.find(|s| (s.period, s.begins_ms) == (*period, *begins_ms)) {
+                spent.elsewhere = Amount::from_nano(*nano);
+            }
+        }
+    }
+
+    /// The process before has gone.
+    pub fn nothing_runs_elsewhere(&mut self) {
+        self.elsewhere = 0;
     }
 
     /// How requests and tokens per minute stand.
@@ -231,16 +307,25 @@ impl Counters {
     }
 
     fn roll_budgets(&mut self, now: Now, limits: &Limits) {
-        self.spent.truncate(limits.budgets.len());
-        for (index, budget) in limits.budgets.iter().enumerate() {
-            let begins_ms = budget.window(now.unix_ms).0;
-            let fresh = Spent { begins_ms, amount: Amount::ZERO };
-            match self.spent.get_mut(index) {
-                Some(spent) if spent.begins_ms == begins_ms => {}
-                Some(spent) => *spent = fresh,
-                None => self.spent.push(fresh),
-            }
+        let window = |budget: &Budget| (budget.period, budget.window(now.unix_ms).0);
+        let same = self.spent.len() == limits.budgets.len();
+        let mut pairs = self.spent.iter().zip(&limits.budgets);
+        if same && pairs.all(|(spent, budget)| (spent.period, spent.begins_ms) == window(budget)) {
+            return;
         }
+        let known = std::mem::take(&mut self.spent);
+        let of = |budget: &Budget| {
+            let (period, begins_ms) = window(budget);
+            match known.iter().find(|spent| spent.period == period) {
+                Some(spent) if spent.begins_ms == begins_ms => *spent,
+                // Nothing was spent yet in a window that has just begun.
+                found => {
+                    let fresh = found.is_none();
+                    Spent { period, begins_ms, amount: Amount::ZERO, elsewhere: Amount::ZERO, fresh }
+                }
+            }
+        };
+        self.spent = limits.budgets.iter().map(of).collect();
     }
 }
 
@@ -263,6 +348,64 @@ mod tests {
     fn admit(counters: &mut Counters, now: Now, limits: &Limits, want: &Want) -> Result<Permit, Over> {
         counters.check(now, limits, want)?;
         Ok(counters.take(now, limits, want))
+    }
+
+    #[test]
+    fn a_budget_that_comes_asks_the_books_and_one_that_was_there_goes_on() {
+        let budget = |period| Budget { period, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let month = Limits { budgets: vec![budget(Period::Month)], ..Limits::default() };
+        let both = Limits { budgets: vec![budget(Period::Day), budget(Period::Month)], ..Limits::default() };
+        let now = at(20 * 86_400);
+        let mut counters = Counters::default();
+        counters.restore(now, &month, |_| Amount::from_nano(30));
+        let running = admit(&mut counters, now, &month, &want(0, 50)).unwrap();
+        counters.restore(now, &both, |_| Amount::from_nano(7));
+        let left = |counters: &mut Counters| {
+            (0..=100).rev().find(|nano| counters.check(now, &both, &want(0, *nano)).is_ok())
+        };
+        assert_eq!(left(&mut counters), Some(20), "the month: 30 from the books, 50 reserved");
+        counters.end(&running, 0, Amount::from_nano(10));
+        assert_eq!(left(&mut counters), Some(60), "the end is found at another place");
+        counters.restore(now, &both, |_| Amount::MAX);
+        assert_eq!(left(&mut counters), Some(60), "what is known is not asked for again");
+        let day = Limits { budgets: vec![budget(Period::Day)], ..Limits::default() };
+        let left_of_day = (0..=100).rev().find(|nano| counters.check(now, &day, &want(0, *nano)).is_ok());
+        assert_eq!(left_of_day, Some(93));
+    }
+
+    #[test]
+    fn who_takes_over_counts_what_the_one_before_did_and_still_does() {
+        let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+        let limits = Limits {
+            requests_per_minute: Some(3),
+            tokens_per_minute: Some(100),
+            concurrency: Some(2),
+            budgets: vec![day],
+        };
+        let mut old = Counters::default();
+        let done = admit(&mut old, at(1000), &limits, &want(10, 30)).unwrap();
+        old.end(&done, 10, Amount::from_nano(20));
+        let running = admit(&mut old, at(1030), &limits, &want(40, 50)).unwrap();
+        let mut new = Counters::default();
+        // Each process has a clock of its own; ages are what both understand.
+        let kind = |new: &mut Counters, second, tokens, nano| {
+            new.check(at(second), &limits, &want(tokens, nano)).map_err(|over| over.kind)
+        };
+        new.adopt(at(5000), &old.carried(at(1030)));
+        assert_eq!(kind(&mut new, 5000, 51, 1), Err(Kind::Tokens));
+        assert_eq!(kind(&mut new, 5000, 50, 31), Err(Kind::Budget));
+        let taken = admit(&mut new, at(5000), &limits, &want(50, 30)).unwrap();
+        assert_eq!(kind(&mut new, 5000, 0, 0), Err(Kind::Requests));
+        assert_eq!(kind(&mut new, 5031, 0, 0), Err(Kind::Concurrency), "the first request is a minute old");
+        // What runs over there ends cheaper than it could have.
+        old.end(&running, 40, Amount::from_nano(1));
+        new.stand_elsewhere(&old.carried(at(1061)));
+        assert_eq!(kind(&mut new, 5031, 0, 49), Ok(()));
+        assert_eq!(kind(&mut new, 5031, 0, 50), Err(Kind::Budget));
+        new.end(&taken, 50, Amount::ZERO);
+        new.nothing_runs_elsewhere();
+        assert_eq!(kind(&mut new, 5031, 0, 79), Ok(()), "what it spent stays spent");
+        assert_eq!(kind(&mut new, 5031, 0, 80), Err(Kind::Budget));
     }
 
     #[test]

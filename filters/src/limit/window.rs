@@ -92,6 +92,26 @@ impl Window {
         Standing { limit, remaining: limit.saturating_sub(sum), reset_seconds }
     }
 
+    /// What counts, by the milliseconds that have passed since.
+    #[must_use]
+    pub fn by_age(&mut self, now_ms: u64) -> Vec<(u64, u64)> {
+        let now_ms = self.reach(now_ms);
+        self.counting(now_ms).map(|bucket| (now_ms.saturating_sub(bucket.last_ms), bucket.amount)).collect()
+    }
+
+    /// Adds what was added so many milliseconds ago, elsewhere.
+    pub fn add_past(&mut self, now_ms: u64, age_ms: u64, amount: u64) {
+        let now_ms = self.reach(now_ms);
+        let Some(then_ms) = now_ms.checked_sub(age_ms).filter(|_| age_ms < SPAN_MS) else { return };
+        let second = then_ms / 1000;
+        let bucket = self.bucket(second);
+        if bucket.second != second {
+            *bucket = Bucket { second, ..Bucket::default() };
+        }
+        bucket.amount = bucket.amount.saturating_add(amount);
+        bucket.last_ms = bucket.last_ms.max(then_ms);
+    }
+
     fn reach(&mut self, now_ms: u64) -> u64 {
         self.now_ms = self.now_ms.max(now_ms);
         self.now_ms

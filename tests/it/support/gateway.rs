@@ -46,6 +46,7 @@ pub struct Setup {
     drain_max: &'static str,
     routing: String,
     log: &'static str,
+    env: Vec<(&'static str, String)>,
 }
 
 /// A running gateway.
@@ -54,7 +55,8 @@ pub struct Gateway {
     pub admin: SocketAddr,
     child: Child,
     log: Arc<(Mutex<String>, Condvar)>,
-    folder: Option<TempDir>,
+    folder: Option<Arc<TempDir>>,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Setup {
@@ -80,7 +82,14 @@ impl Setup {
             drain_max: "10s",
             routing: String::new(),
             log: LOG,
+            env: vec![],
         }
+    }
+
+    /// A variable of the process's environment.
+    pub fn env(mut self, name: &'static str, value: &str) -> Self {
+        self.env.push((name, value.to_owned()));
+        self
     }
 
     /// Keys for every provider, as YAML flow.
@@ -274,16 +283,45 @@ impl Setup {
     pub fn start_in(self, folder: TempDir) -> Gateway {
         let (http, admin) = (free_address(), free_address());
         std::fs::write(folder.path().join("tollgate.yaml"), self.yaml(http, admin)).expect("the config");
-        Gateway::spawn(folder, http, admin, self.log)
+        Gateway::spawn(Arc::new(folder), http, admin, self.log, &self.env)
     }
 }
 
 impl Gateway {
-    fn spawn(folder: TempDir, http: SocketAddr, admin: SocketAddr, filter: &str) -> Self {
+    fn spawn(
+        folder: Arc<TempDir>,
+        http: SocketAddr,
+        admin: SocketAddr,
+        filter: &str,
+        env: &[(&'static str, String)],
+    ) -> Self {
+        let gateway = Self::begin(folder, http, admin, filter, env, &["serve"]);
+        gateway.wait_for_log("serving");
+        gateway
+    }
+
+    /// A new process on the same folder, that waits to take over.
+    pub fn successor(&self) -> Self {
+        let folder = Arc::clone(self.folder.as_ref().expect("the folder"));
+        let heir = Self::begin(folder, self.http, self.admin, LOG, &self.env, &["serve", "--upgrade"]);
+        heir.wait_for_log("ready to take over");
+        heir
+    }
+
+    fn begin(
+        folder: Arc<TempDir>,
+        http: SocketAddr,
+        admin: SocketAddr,
+        filter: &str,
+        env: &[(&'static str, String)],
+        args: &[&str],
+    ) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["--config", "tollgate.yaml", "serve"])
+            .args(["--config", "tollgate.yaml"])
+            .args(args)
             .current_dir(folder.path())
             .env("RUST_LOG", filter)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -301,9 +339,7 @@ impl Gateway {
                 grown.notify_all();
             }
         });
-        let gateway = Self { http, admin, child, log, folder: Some(folder) };
-        gateway.wait_for_log("serving");
-        gateway
+        Self { http, admin, child, log, folder: Some(folder), env: env.to_vec() }
     }
 
     /// Waits until the log contains `text`.
@@ -414,14 +450,14 @@ impl Gateway {
         }
     }
 
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Waits until no hold is open.
     pub async fn wait_until_settled(&self) {
         self.wait_for_metric("tollgate_holds_open", 0).await;
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends a signal.
@@ -434,6 +470,25 @@ impl Gateway {
     /// Waits until the process has left.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("its exit")
+    }
+
+    /// Puts another text in the config file's place, as an editor does: whole, by a rename.
+    pub fn write_config(&self, yaml: &str) {
+        let (new, file) = (self.folder().join("tollgate.new"), self.folder().join("tollgate.yaml"));
+        std::fs::write(&new, yaml).expect("the new config");
+        std::fs::rename(&new, &file).expect("the config");
+    }
+
+    /// The text of the config file.
+    pub fn config(&self) -> String {
+        std::fs::read_to_string(self.folder().join("tollgate.yaml")).expect("the config")
+    }
+
+    /// Has the config file read anew and answers what came of it.
+    pub async fn reload(&self) -> super::Answer {
+        let token = std::fs::read_to_string(self.folder().join("data/admin.token")).expect("the token");
+        let call = super::Call::post("").path("/reload").header("authorization", &format!("Bearer {token}"));
+        call.send(self.admin).await
     }
 
     /// What a second process says that wants to serve from the same store.
@@ -512,6 +567,17 @@ impl Gateway {
         }
     }
 
+    /// A new process on the same folder, after this one has gone.
+    pub fn again(&self) -> Self {
+        Self::spawn(Arc::clone(self.folder.as_ref().expect("the folder")), self.http, self.admin, LOG, &[])
+    }
+
+    /// Kills it as a power button would.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill -9");
+        self.child.wait().expect("its exit");
+    }
+
     /// Kills it as a power button would, and starts it again on the same store.
     pub fn kill_and_restart(mut self) -> Self {
         self.child.kill().expect("kill -9");
@@ -519,7 +585,7 @@ impl Gateway {
         let folder = self.folder.take().expect("the folder");
         let (http, admin) = (self.http, self.admin);
         drop(self);
-        Self::spawn(folder, http, admin, LOG)
+        Self::spawn(folder, http, admin, LOG, &[])
     }
 }
 

@@ -1,0 +1,260 @@
+//! The config, read anew in a running process.
+//!
+//! On SIGHUP, on `POST /reload`, and when the file has changed and stood still for a look. A file with
+//! faults is refused as a whole, with all of them in the log, and the old config serves on. A good one is
+//! taken over as a whole: the books first (accounts and keys of `bootstrap:`, which can fail), then one
+//! swap. A call that runs keeps the view, and with it the prices, that it began with.
+//!
+//! What a running process cannot change (where it listens, its threads, its store, the size of its queues)
+//! is named in a warning, and everything else is taken over: an operator who edits both wants the rest now.
+//!
+//! Deliberately absent: the environment. A `${VAR}` is looked up anew, but nobody can change the variables
+//! of a running process.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustix::fs::Stat;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::books::Books;
+use crate::config::checked::{Bounds, Config, Listen};
+use crate::config::{self, Fault, Faults, Version};
+use crate::drain::Drain;
+use crate::ops::Metrics;
+use crate::ops::notify::Notify;
+use crate::pool::Pool;
+use crate::proxy::Bodies;
+
+/// How often the file is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Where a config came from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub file: PathBuf,
+    pub version: Version,
+}
+
+/// Takes over what a config file says by now.
+pub struct Reloader {
+    file: PathBuf,
+    fixed: Fixed,
+    state: Mutex<State>,
+    live: Live,
+}
+
+/// What follows a config.
+pub struct Live {
+    pub pool: Arc<Pool>,
+    pub books: Arc<Books>,
+    pub bounds: Arc<ArcSwap<Bounds>>,
+    pub bodies: Arc<Bodies>,
+    pub drain: Arc<Drain>,
+    pub metrics: Arc<Metrics>,
+    pub notify: Arc<Notify>,
+    /// What [`Notify::ready`] says when a reload is over.
+    pub status: String,
+}
+
+/// What a running process keeps from its start.
+pub struct Fixed {
+    listen: Listen,
+    data: PathBuf,
+    /// Of these some.
+    bounds: Bounds,
+}
+
+#[derive(Debug)]
+struct State {
+    applied: Version,
+    /// The text that was last tried; it need not be tried again unless somebody asks.
+    tried: Version,
+}
+
+/// What came of a reload, for whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub enum Outcome {
+    /// The file's config serves.
+    Applied {
+        version: String,
+        /// Fields that count only after a restart.
+        needs_restart: Vec<&'static str>,
+    },
+    /// The old one still serves.
+    Refused {
+        /// Of what serves.
+        version: String,
+        faults: Vec<Fault>,
+    },
+}
+
+/// What tells two states of a file apart, also when an editor replaces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    bytes: i64,
+    modified: (i64, i64),
+}
+
+/// Looks up an environment variable, as every reading of a config does.
+#[must_use]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl Fixed {
+    /// Of the config that a process starts with.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self { listen: config.listen.clone(), data: config.data.clone(), bounds: config.bounds.clone() }
+    }
+
+    /// The fields in which a config differs.
+    fn differences(&self, config: &Config) -> Vec<&'static str> {
+        let Listen { callers, admin, threads } = &self.listen;
+        let mine = &self.bounds;
+        let theirs = &config.bounds;
+        let differences = [
+            ("listen", *callers != config.listen.callers),
+            ("listen.admin", *admin != config.listen.admin),
+            ("listen.threads", *threads != config.listen.threads),
+            ("store.embedded.path", self.data != config.data),
+            ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
+            ("bounds.head_timeout", mine.head_timeout != theirs.head_timeout),
+            ("bounds.connections_max", mine.connections_max != theirs.connections_max),
+            (
+                "bounds.connections_per_address_max",
+                mine.connections_per_address_max != theirs.connections_per_address_max,
+            ),
+            (
+                "bounds.requests_per_connection_max",
+                mine.requests_per_connection_max != theirs.requests_per_connection_max,
+            ),
+            ("bounds.http2_streams_max", mine.http2_streams_max != theirs.http2_streams_max),
+        ];
+        differences.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
+    }
+}
+
+impl Reloader {
+    /// For a process that has started with the config of this source.
+    #[must_use]
+    pub fn new(source: Source, fixed: Fixed, live: Live) -> Self {
+        let Source { file, version } = source;
+        live.metrics.config.taken_over(&version.to_string(), 0);
+        let state = Mutex::new(State { applied: version.clone(), tried: version });
+        Self { file, fixed, state, live }
+    }
+
+    /// Reads the file and takes its config over, or refuses it. Blocks: it belongs to a thread that may.
+    pub fn reload(&self, why: &'static str) -> Outcome {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.live.notify.reloading();
+        let outcome = match self.take_over(&mut state) {
+            Ok(needs_restart) => self.applied(&state, needs_restart, why),
+            Err(faults) => self.refused(&state, faults, why),
+        };
+        let word = match outcome {
+            Outcome::Applied { .. } => "applied",
+            Outcome::Refused { .. } => "refused",
+        };
+        self.live.metrics.config.reloads.with_label_values(&[word]).inc();
+        outcome
+    }
+
+    fn take_over(&self, state: &mut State) -> Result<Vec<&'static str>, Faults> {
+        let text = config::read(&self.file)?;
+        state.tried = Version::of(&text);
+        let config = config::parse(&text, variable)?;
+        let needs_restart = self.fixed.differences(&config);
+        let Config { bounds, routing, drain, catalogue, accounts, listen: _, data: _ } = config;
+        let Live { pool, books, bounds: live_bounds, bodies, drain: live_drain, metrics, .. } = &self.live;
+        let snapshot = pool.load().reloaded(catalogue, routing);
+        let snapshot = snapshot.map_err(|error| Faults::one("providers", error.to_string()))?;
+        // The last step that can fail comes before the swap. A model that a new key may use is there a moment later.
+        books.bootstrap(&accounts).map_err(|error| Faults::one("bootstrap", error.to_string()))?;
+        pool.set(snapshot);
+        bodies.set_max(bounds.bodies_bytes_max);
+        live_bounds.store(Arc::new(bounds));
+        live_drain.set_times(drain);
+        metrics.forget_endpoints();
+        state.applied = state.tried.clone();
+        Ok(needs_restart)
+    }
+
+    fn applied(&self, state: &State, needs_restart: Vec<&'static str>, why: &'static str) -> Outcome {
+        let version = state.applied.to_string();
+        tracing::info!(why, version, "the config is read anew and serves");
+        if !needs_restart.is_empty() {
+            let fields = needs_restart.join(", ");
+            tracing::warn!(fields, "these changes need a restart; everything else of the config counts now");
+        }
+        self.live.metrics.config.taken_over(&version, needs_restart.len());
+        self.live.notify.ready(&self.live.status);
+        Outcome::Applied { version, needs_restart }
+    }
+
+    fn refused(&self, state: &State, faults: Faults, why: &'static str) -> Outcome {
+        let version = state.applied.to_string();
+        let lines = faults.to_string().replace('\n', "; ");
+        tracing::error!(
+            why,
+            version,
+            faults = lines,
+            "the config file is refused: the old config still serves"
+        );
+        self.live.metrics.config.refused.set(1);
+        self.live.notify.ready(&format!("{}; the config file is refused: {lines}", self.live.status));
+        Outcome::Refused { version, faults: faults.0 }
+    }
+
+    /// Whether the file has another text than the one that was last tried.
+    fn has_news(&self) -> bool {
+        let tried = self.state.lock().unwrap_or_else(PoisonError::into_inner).tried.clone();
+        config::read(&self.file).is_ok_and(|text| Version::of(&text) != tried)
+    }
+
+    /// Reloads on SIGHUP and on changes of the file; never ends.
+    pub async fn watch(self: Arc<Self>) {
+        let Ok(mut hangup) = signal(SignalKind::hangup()) else {
+            tracing::error!("SIGHUP cannot be watched");
+            return std::future::pending().await;
+        };
+        let mut tick = tokio::time::interval(LOOK);
+        let (mut last, mut judged) = (None, None);
+        loop {
+            tokio::select! {
+                _ = hangup.recv() => self.reload_apart("SIGHUP").await,
+                _ = tick.tick() => {
+                    let now = stamp(&self.file);
+                    // An editor may be in the middle of it: what is read has stood still for a look.
+                    if now.is_some() && now == last && now != judged {
+                        judged = now;
+                        if self.has_news() {
+                            self.reload_apart("the file has changed").await;
+                        }
+                    }
+                    last = now;
+                }
+            }
+        }
+    }
+
+    async fn reload_apart(self: &Arc<Self>, why: &'static str) {
+        let this = Arc::clone(self);
+        if let Err(error) = tokio::task::spawn_blocking(move || this.reload(why)).await {
+            tracing::error!(%error, "a reload broke");
+        }
+    }
+}
+
+fn stamp(file: &Path) -> Option<Stamp> {
+    let Stat { st_ino, st_size, st_mtime, st_mtime_nsec, .. } = rustix::fs::stat(file).ok()?;
+    let modified = (st_mtime, i64::try_from(st_mtime_nsec).unwrap_or_default());
+    Some(Stamp { inode: st_ino, bytes: st_size, modified })
+}
