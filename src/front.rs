@@ -26,14 +26,13 @@ use crate::ops::notify::Notify;
 /// A service of Pingora's that has a heartbeat and listens on sockets that are there already.
 pub struct Front<S> {
     pub service: S,
-    pub door: Door,
+    pub entrance: Entrance,
 }
 
 /// Where callers come in.
-pub struct Door {
-    pub address: SocketAddr,
-    /// Goes to Pingora when the service starts.
-    pub socket: Option<TcpListener>,
+pub struct Entrance {
+    /// By the addresses that the service listens at; they go to Pingora when it starts.
+    pub sockets: Vec<(SocketAddr, TcpListener)>,
     pub notify: Arc<Notify>,
     /// Turns true when it accepts.
     pub started: Arc<AtomicBool>,
@@ -67,9 +66,11 @@ impl<S: Service> Service for Front<S> {
         shutdown: ShutdownWatch,
         listeners_per_fd: usize,
     ) {
-        let Door { address, socket, notify, started } = &mut self.door;
-        if let Some((fds, socket)) = fds.as_ref().zip(socket.take()) {
-            fds.lock().add(address.to_string(), socket.into_raw_fd());
+        let Entrance { sockets, notify, started } = &mut self.entrance;
+        if let Some(fds) = &fds {
+            for (address, socket) in sockets.drain(..) {
+                fds.lock().add(address.to_string(), socket.into_raw_fd());
+            }
         }
         started.store(true, Ordering::Release);
         // The heart beats until the runtime ends: calls go on after the listeners have closed.

@@ -21,7 +21,7 @@ use crate::books::{self, Books};
 use crate::boot::{self, ledger_file};
 use crate::config::Config;
 use crate::drain::{Drain, Watch};
-use crate::front::{Door, Front, Patient};
+use crate::front::{Entrance, Front, Patient};
 use crate::handover::{self, Estate, Inheritance, Sockets};
 use crate::journal::Journal;
 use crate::ledger::Sqlite;
@@ -138,9 +138,10 @@ fn serve(
     let estate = Arc::new(Estate::new(&data, owner, sockets));
     let admin = tell(&gateway, booted.journal.clone(), serving, token, reloader);
 
-    let door = Door { address: listen.http, socket: Some(http_socket), notify: Arc::clone(&notify), started };
+    let entrance =
+        Entrance { sockets: vec![(listen.http, http_socket)], notify: Arc::clone(&notify), started };
     let server =
-        assemble(listen.threads, gateway, door, AdminService { admin, listener: admin_socket }, keeper);
+        assemble(listen.threads, gateway, entrance, AdminService { admin, listener: admin_socket }, keeper);
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     drain_state.wait_for_the_end();
@@ -168,14 +169,22 @@ fn run_apart(server: Server, watch: Watch) -> anyhow::Result<()> {
 }
 
 /// Pingora's services around all that.
-fn assemble(threads: usize, gateway: Gateway, door: Door, admin: AdminService, keeper: Keeper) -> Server {
+fn assemble(
+    threads: usize,
+    gateway: Gateway,
+    entrance: Entrance,
+    admin: AdminService,
+    keeper: Keeper,
+) -> Server {
     let mut server = Server::new_with_opt_and_conf(None, server_conf(threads));
     server.bootstrap();
     let drain = Arc::clone(&gateway.drain);
     let app = Patient { app: Arc::new(http_proxy(&server.configuration, gateway)), drain };
     let mut service = Service::new("gateway".to_owned(), app);
-    service.add_tcp(&door.address.to_string());
-    server.add_service(Front { service, door });
+    for (address, _) in &entrance.sockets {
+        service.add_tcp(&address.to_string());
+    }
+    server.add_service(Front { service, entrance });
     server.add_service(background_service("admin", admin));
     server.add_service(background_service("keeper", keeper));
     server
