@@ -25,6 +25,10 @@ pub struct Metrics {
     pub request_seconds: HistogramVec,
     /// From the call's arrival to its first attempt, body read included.
     pub before_attempt_seconds: Histogram,
+    /// Our own time in a call.
+    pub own_seconds: Histogram,
+    /// Requests that we answered with an error ourselves, by its code.
+    pub rejections: IntCounterVec,
     /// Attempts at upstreams, by endpoint and how they ended.
     pub attempts: IntCounterVec,
     /// From request sent to the first meaningful event.
@@ -106,15 +110,22 @@ impl Metrics {
         Ok(Self {
             requests: counters(r, "requests_total", "Finished calls.", &["surface", "status"])?,
             request_seconds: histograms(r, "request_seconds", "How long calls took.", &["surface"])?,
-            before_attempt_seconds: register(
+            before_attempt_seconds: histogram(
                 r,
-                Histogram::with_opts(
-                    HistogramOpts::new(
-                        "tollgate_before_attempt_seconds",
-                        "From a call's arrival to its first attempt, reading its body included.",
-                    )
-                    .buckets(SECONDS.to_vec()),
-                )?,
+                "before_attempt_seconds",
+                "From a call's arrival to its first attempt, reading its body included.",
+            )?,
+            own_seconds: histogram(
+                r,
+                "own_seconds",
+                "Our own time in a call: from its body read to its first attempt, and from the upstream's \
+                         last bytes to its end.",
+            )?,
+            rejections: counters(
+                r,
+                "rejections_total",
+                "Requests that were answered with an error of ours, by its code.",
+                &["code"],
             )?,
             attempts: counters(
                 r,
@@ -236,6 +247,11 @@ fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<In
 
 fn gauge(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntGauge> {
     register(registry, IntGauge::new(format!("tollgate_{name}"), help)?)
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str) -> prometheus::Result<Histogram> {
+    let opts = HistogramOpts::new(format!("tollgate_{name}"), help).buckets(SECONDS.to_vec());
+    register(registry, Histogram::with_opts(opts)?)
 }
 
 fn histograms(

@@ -38,6 +38,8 @@ pub struct Ctx {
     pub(super) surface: &'static str,
     pub(super) dialect: Dialect,
     pub(super) stage: Stage,
+    /// When its body was whole.
+    pub(super) read_at: Option<Instant>,
     /// The code of what went out, where it was no answer of an upstream.
     pub(super) replied: Option<&'static str>,
     pub(super) principal: Option<Arc<Principal>>,
@@ -97,6 +99,7 @@ impl Ctx {
             surface: "none",
             dialect: Dialect::OpenAi,
             stage: Stage::Arrived,
+            read_at: None,
             replied: None,
             principal: None,
             keyed: None,

@@ -1,6 +1,6 @@
 //! Rooms 8 and 9: settle once, record, say one line.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use filters::answer::Ended;
 use filters::upstream::board::Outcome;
@@ -41,7 +41,14 @@ impl Gateway {
             let answer = call.as_ref().and_then(|call| call.gate.kept());
             self.end_keyed(first, answer, receipt.settlement.charged().is_positive()).await;
         }
-        let took = clock::now().saturating_duration_since(ctx.arrived);
+        let now = clock::now();
+        if let Some(own) = call.as_ref().and_then(|call| own_time(ctx, call, now)) {
+            self.metrics.own_seconds.observe(own.as_secs_f64());
+        }
+        if let Some(code) = ctx.replied.filter(|code| *code != "ok") {
+            self.metrics.rejections.with_label_values(&[code]).inc();
+        }
+        let took = now.saturating_duration_since(ctx.arrived);
         self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
         self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), &ended);
@@ -98,6 +105,13 @@ impl Gateway {
         tokens.with_label_values(&[call.model_name(), "input"]).inc_by(used.usage.prompt());
         tokens.with_label_values(&[call.model_name(), "output"]).inc_by(used.usage.output);
     }
+}
+
+/// What a call took us, neither its caller nor its upstreams: before the first attempt, and after the last bytes. A
+/// caller who does not read keeps the last part open; that is no time of ours, and cannot be told apart.
+fn own_time(ctx: &Ctx, call: &Call, now: Instant) -> Option<Duration> {
+    let before = call.first_attempt?.saturating_duration_since(ctx.read_at?);
+    Some(before + now.saturating_duration_since(call.gate.last_piece()))
 }
 
 /// Output tokens per second, where the stream was long enough to tell.

@@ -368,6 +368,11 @@ impl Gate {
         state.attempt.as_mut()?.leg.take().map(|leg| (leg, timing, reused))
     }
 
+    /// When the upstream was last heard of.
+    pub(super) fn last_piece(&self) -> Instant {
+        self.lock().last_piece
+    }
+
     /// From the first meaningful event to the latest piece.
     pub(super) fn streamed_for(&self) -> Duration {
         let state = self.lock();

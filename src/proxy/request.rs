@@ -77,6 +77,7 @@ impl Gateway {
             }
             Surface::Call(operation) => {
                 let (bytes, reserved) = self.read_body(session).await?;
+                ctx.read_at = Some(clock::now());
                 match self.repeat(session, principal.account, &bytes, &ctx.request_id).await? {
                     Some(Repeat::Answer(answer)) => return Ok(Asked::Json(answer)),
                     Some(Repeat::First(first)) => ctx.keyed = Some(first),
