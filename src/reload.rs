@@ -21,7 +21,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::books::Books;
-use crate::config::checked::{Bounds, Config, Listen};
+use crate::config::checked::{Bounds, Config, Listen, Listener};
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
 use crate::ops::Metrics;
@@ -119,8 +119,14 @@ impl Fixed {
         let Listen { callers, admin, threads } = &self.listen;
         let mine = &self.bounds;
         let theirs = &config.bounds;
+        let of = |callers: &[Listener], field: &str| {
+            callers.iter().find(|listener| listener.field == field).cloned()
+        };
+        let listener = |field: &str| of(callers, field) != of(&config.listen.callers, field);
         let differences = [
-            ("listen", *callers != config.listen.callers),
+            ("listen.http", listener("listen.http")),
+            ("listen.https", listener("listen.https")),
+            ("listen.internal", listener("listen.internal")),
             ("listen.admin", *admin != config.listen.admin),
             ("listen.threads", *threads != config.listen.threads),
             ("store.embedded.path", self.data != config.data),

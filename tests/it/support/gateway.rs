@@ -226,7 +226,9 @@ impl Setup {
                 true => String::new(),
                 false => format!("credential: prov-key-u{index}, "),
             };
-            let extra = format!("{credential}region: r{index}, {extra}, {own}");
+            let more = [extra.as_str(), own.as_str()].into_iter().filter(|yaml| !yaml.is_empty());
+            let more: String = more.map(|yaml| format!(", {yaml}")).collect();
+            let extra = format!("{credential}region: r{index}{more}");
             providers.push_str(&format!(
                 "  u{index}: {{ dialect: {dialect}, base_url: \"{scheme}://{address}/v1\", {extra} }}\n"
             ));
