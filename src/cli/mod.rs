@@ -1,6 +1,7 @@
 //! The command line: `tollgate <verb>`.
 
 mod books;
+mod sketch;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use filters::dialect::Operation;
 
+use self::sketch::Sketch;
 use crate::admin::explain::Asked;
 use crate::books::Direction;
 use crate::config::{self, Config, Version};
@@ -60,7 +62,9 @@ enum Verb {
     /// Say what would happen to a request: candidates and why, timers, the hold. Sends nothing.
     Explain {
         /// The file with the request's body.
-        request: PathBuf,
+        request: Option<PathBuf>,
+        #[command(flatten)]
+        sketch: Sketch,
         /// It is for `POST /v1/messages`.
         #[arg(long, conflicts_with = "surface")]
         anthropic: bool,
@@ -332,12 +336,16 @@ impl Cli {
             Verb::Ledger(Ledger::Verify { json }) => {
                 books::run(&load(&self.config)?, crate::books::Verb::Verify, json, books::show_verified)
             }
-            Verb::Explain { request, anthropic, surface, default_output_tokens } => {
-                let body =
-                    std::fs::read(&request).with_context(|| format!("cannot read {}", request.display()))?;
+            Verb::Explain { request, sketch, anthropic, surface, default_output_tokens } => {
                 let surface = surface.or_else(|| anthropic.then(|| Operation::Messages.word().to_owned()));
-                let asked = Asked { surface, default_output_tokens };
-                books::explain(&load(&self.config)?, &body, &asked)
+                let operation = Operation::ALL.into_iter().find(|it| Some(it.word()) == surface.as_deref());
+                let body = match (request, sketch.body(operation.unwrap_or(Operation::Chat))) {
+                    (Some(file), _) => {
+                        std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?
+                    }
+                    (None, sketch) => sketch.context("name a file or a `--model`")?.into_bytes(),
+                };
+                books::explain(&load(&self.config)?, &body, &Asked { surface, default_output_tokens })
             }
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;

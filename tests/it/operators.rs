@@ -128,6 +128,9 @@ async fn explain_says_who_would_be_asked_and_what_would_be_held() {
     assert!(text.contains("rests for ") && text.contains("its rate limit"), "{text}");
     assert!(text.contains("output  1000 tokens x 10000000 pico-dollars"), "{text}");
     assert_eq!((first.requests().len(), second.requests().len()), (1, 1), "nothing is sent");
+    let flags = ["explain", "--model", "gpt-a", "--stream", "--max-tokens", "500", "--prompt-bytes", "100"];
+    let sketched = gateway.command(&flags);
+    assert!(sketched.contains("output  500 tokens x 10000000 pico-dollars"), "{sketched}");
     let wrong = gateway.try_command(&["explain", "tollgate.yaml"]).unwrap_err();
     assert!(wrong.contains("cannot be read"), "{wrong}");
 }
