@@ -558,7 +558,7 @@ impl Board {
         if let Some((model, place)) = ticket.place
             && let Some(model) = self.models.get_mut(model.0)
         {
-            model.gate.succeeded(place);
+            model.gate.succeeded(now, place);
         }
         let state = self.state_mut(ticket.route.endpoint)?;
         let change = state.breaker.probe_answered(now, ticket.permit, rng);
@@ -1378,6 +1378,9 @@ mod tests {
         assert!(ticket.is_probe());
         played.board.answered(played.now, &mut ticket, Timing::default(), &mut played.rng);
         played.board.finish(plan.pass);
+        let found = played.find(&Preferences::default());
+        assert!(matches!(found, Found::AllRefused { .. }), "a crowd does not follow at once");
+        played.wait(250);
         let (_one, _two) = (played.plan(), played.plan());
         assert!(matches!(played.find(&Preferences::default()), Found::AllRefused { .. }), "two, not three");
     }

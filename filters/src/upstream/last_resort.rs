@@ -2,18 +2,21 @@
 //!
 //! Answering 503 until the soonest breaker half-opens would keep a model down for up to five minutes after
 //! it is well again. Letting everybody try would meet the first endpoint that comes back with a crowd and
-//! throw it over. So one request at a time tries, back to back: when it ends, the next may go. Each
-//! success doubles how many may go at once (1, 2, 4 …), so that a healthy model is open again after a
-//! few answers; a failure while still every route refuses goes back to one (once a breaker has closed, a
-//! single failure is a matter of weights again). At 256 at once the gate is gone.
+//! throw it over. So one request at a time tries, back to back: when it has failed, the next may go. Each
+//! success doubles how many may go at once (1, 2, 4 …), a quarter of a second after its attempt began at the
+//! soonest: an upstream that answers within a millisecond would else meet the whole crowd in the first ten. So a
+//! healthy model is open again after two seconds. A failure while still every route refuses goes back to
+//! one (once a breaker has closed, a single failure is a matter of weights again). At 256 at once the gate is gone.
 //!
 //! A try holds its place until its end, at most until its watchdog would have ended it: a hung upstream
 //! keeps nobody waiting longer than that, and no place can leak.
 //!
 //! Deliberately absent: routes that *rest*. A 429 named its time, and asking earlier makes it worse.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// How long a place is taken by an attempt that went well, at least.
+const STEP: Duration = Duration::from_millis(250);
 /// So many at once, and there is no need of a gate.
 const PLACES_MAX: usize = 256;
 
@@ -29,7 +32,10 @@ pub struct LastResort {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     id: u64,
+    began: Instant,
     until: Instant,
+    /// Its attempt went well: at its end there are twice as many.
+    succeeded: bool,
 }
 
 /// A place at the gate.
@@ -50,19 +56,17 @@ pub enum Gate {
 impl LastResort {
     /// A request asks. `all_refuse`: no route of the model admits by itself, which puts the gate up.
     pub fn ask(&mut self, now: Instant, all_refuse: bool, until: Instant) -> Gate {
-        if self.places == 0 {
-            if !all_refuse {
-                return Gate::Away;
-            }
-            self.places = 1;
+        self.end_places(now);
+        if self.places == 0 && !all_refuse {
+            return Gate::Away;
         }
-        self.taken.retain(|place| place.until > now);
+        self.places = self.places.max(1);
         if self.taken.len() >= self.places {
             return Gate::Full;
         }
         let id = self.next;
         self.next += 1;
-        self.taken.push(Place { id, until });
+        self.taken.push(Place { id, began: now, until, succeeded: false });
         Gate::Try(PlaceId(id))
     }
 
@@ -73,10 +77,20 @@ impl LastResort {
         }
     }
 
-    /// An attempt went well: twice as many may go at once.
-    pub fn succeeded(&mut self, place: PlaceId) {
-        self.leave(place);
-        self.places = self.places.saturating_mul(2);
+    /// An attempt went well: twice as many may go at once, when its place ends.
+    pub fn succeeded(&mut self, now: Instant, place: PlaceId) {
+        if let Some(held) = self.taken.iter_mut().find(|held| held.id == place.0) {
+            held.succeeded = true;
+            held.until = now.max(held.began + STEP);
+        }
+    }
+
+    fn end_places(&mut self, now: Instant) {
+        let successes = self.taken.iter().filter(|place| place.succeeded && place.until <= now).count();
+        self.taken.retain(|place| place.until > now);
+        for _ in 0..successes {
+            self.places = self.places.saturating_mul(2);
+        }
         if self.places >= PLACES_MAX {
             *self = Self { next: self.next, ..Self::default() };
         }
@@ -92,7 +106,7 @@ impl LastResort {
 
     /// The request is over.
     pub fn leave(&mut self, place: PlaceId) {
-        self.taken.retain(|held| held.id != place.0);
+        self.taken.retain(|held| held.id != place.0 || held.succeeded);
     }
 
     /// Whether the gate is up.
@@ -129,18 +143,28 @@ mod tests {
 
     #[test]
     fn one_at_a_time_tries_and_each_success_doubles_how_many_may() {
-        let now = Instant::now();
+        let mut now = Instant::now();
         let mut gate = LastResort::default();
-        for round in 0..7 {
+        for round in 0..8 {
             let places = try_all(&mut gate, now, 1_000);
             assert_eq!(places.len(), 1 << round);
-            gate.succeeded(places[0]);
+            gate.succeeded(now, places[0]);
             places.iter().for_each(|p| gate.leave(*p));
+            now += STEP;
         }
-        let places = try_all(&mut gate, now, 1_000);
-        gate.succeeded(places[0]);
-        assert!(!gate.is_up());
         assert_eq!(gate.ask(now, false, now), Gate::Away);
+        assert!(!gate.is_up());
+    }
+
+    #[test]
+    fn a_crowd_does_not_follow_an_answer_that_came_at_once() {
+        let now = Instant::now();
+        let mut gate = LastResort::default();
+        let first = try_all(&mut gate, now, 1)[0];
+        gate.succeeded(now, first);
+        gate.leave(first);
+        assert!(try_all(&mut gate, now + STEP / 2, 20).is_empty());
+        assert_eq!(try_all(&mut gate, now + STEP, 20).len(), 2);
     }
 
     #[test]
@@ -148,10 +172,13 @@ mod tests {
         let now = Instant::now();
         let mut gate = LastResort::default();
         let first = try_all(&mut gate, now, 9);
-        gate.succeeded(first[0]);
-        assert_eq!(try_all(&mut gate, now, 1).len(), 1);
+        gate.succeeded(now, first[0]);
+        let second = try_all(&mut gate, now + STEP, 1);
+        assert_eq!(second.len(), 1);
         gate.failed(true);
-        assert_eq!(try_all(&mut gate, now, 9).len(), 0);
+        assert_eq!(try_all(&mut gate, now + STEP, 9).len(), 0);
+        gate.leave(second[0]);
+        assert_eq!(try_all(&mut gate, now + STEP, 9).len(), 1);
     }
 
     #[test]
@@ -173,7 +200,7 @@ mod tests {
             for (wait, what) in steps {
                 now += Duration::from_millis(wait);
                 match (what, held.pop()) {
-                    (0, Some(place)) => gate.succeeded(place),
+                    (0, Some(place)) => gate.succeeded(now, place),
                     (1, Some(place)) => { gate.failed(true); gate.leave(place); }
                     _ => if let Gate::Try(place) = gate.ask(now, true, now + LONG) {
                         prop_assert!(gate.taken.len() <= gate.places && gate.places < PLACES_MAX);
