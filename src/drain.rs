@@ -12,6 +12,7 @@
 //! Pingora would sleep through its grace time to the end even when nothing is left to do, so it
 //! runs in a thread of its own and the main thread leaves without it.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -38,6 +39,21 @@ const ARRIVAL_PATIENCE: Duration = Duration::from_secs(1);
 /// No call arrives when that was so in so many looks in a row, each so long after the other.
 const QUIET_ROW: u32 = 3;
 const QUIET_LOOK: Duration = Duration::from_millis(5);
+
+/// From here on SIGHUP, SIGQUIT and SIGUSR2 do not end the process, as they would by themselves: who sends one to a
+/// process that starts, or waits to take over, is too early and no more. They are listened to once it serves.
+///
+/// # Errors
+/// When the system takes no handler.
+pub fn outlive_early_signals() -> io::Result<()> {
+    // A handler stays when its listener and this runtime are gone.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _entered = runtime.enter();
+    for kind in [SignalKind::hangup(), SignalKind::quit(), SignalKind::user_defined2()] {
+        let _listener = signal(kind)?;
+    }
+    Ok(())
+}
 
 /// What the rest of the process knows of leaving.
 #[derive(Debug)]

@@ -133,9 +133,8 @@ fn door(
     listeners: Vec<edge::Listener>,
 ) -> Door<HttpProxy<Gateway>> {
     let metrics = Arc::clone(&gateway.metrics);
-    let bounds = gateway.bounds.load_full();
-    let (head_timeout, write_timeout) = (bounds.head_timeout, bounds.write_timeout);
-    let requests_max = bounds.requests_per_connection_max;
+    let live_bounds = Arc::clone(&gateway.bounds);
+    let bounds = live_bounds.load_full();
     let per_address_max = bounds.connections_per_address_max;
     let connections = Connections::new(bounds.connections_max, per_address_max, metrics.connections.clone());
     let mut options = HttpServerOptions::default();
@@ -151,9 +150,7 @@ fn door(
         listeners,
         connections,
         metrics,
-        head_timeout,
-        write_timeout,
-        requests_max,
+        bounds: live_bounds,
         refusal: proxy::unreadable,
     }
 }

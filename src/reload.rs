@@ -131,17 +131,15 @@ impl Fixed {
             ("listen.threads", *threads != config.listen.threads),
             ("store.embedded.path", self.data != config.data),
             ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
-            ("bounds.head_timeout", mine.head_timeout != theirs.head_timeout),
             ("bounds.connections_max", mine.connections_max != theirs.connections_max),
             (
                 "bounds.connections_per_address_max",
                 mine.connections_per_address_max != theirs.connections_per_address_max,
             ),
-            (
-                "bounds.requests_per_connection_max",
-                mine.requests_per_connection_max != theirs.requests_per_connection_max,
-            ),
             ("bounds.http2_streams_max", mine.http2_streams_max != theirs.http2_streams_max),
+            // These are taken over for HTTP/1.1.
+            ("bounds.head_max over HTTP/2", mine.head_bytes_max != theirs.head_bytes_max),
+            ("bounds.keepalive over HTTP/2", mine.keepalive != theirs.keepalive),
         ];
         differences.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect()
     }

@@ -17,7 +17,7 @@ use crate::books::{self, Books};
 use crate::boot::{self, Booted, ledger_file};
 use crate::config::Config;
 use crate::config::checked::{Listen, Listener, OTHER_FILES};
-use crate::drain::{Drain, Watch};
+use crate::drain::{self, Drain, Watch};
 use crate::edge::{self, Tls};
 use crate::front::{self, Entrance};
 use crate::handover::{self, Estate, Inheritance, Sockets};
@@ -52,6 +52,7 @@ pub enum Left {
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
 pub fn run(config: Config, source: Source, upgrade: bool) -> anyhow::Result<Left> {
+    drain::outlive_early_signals().context("signals cannot be handled")?;
     serve(config, Some(source), upgrade, Arc::new(Drain::default()), |store| store)
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::hold::Bound;
 use crate::ids::ModelId;
 use crate::money::{Amount, CostError, PriceCard, Rate, cost};
+use crate::preferences::Dropped;
 use crate::stream::usage::Usage;
 use crate::upstream::board::{Ask, Board, Route, Stand};
 use crate::upstream::breaker::Admission;
@@ -112,10 +113,10 @@ fn of_model(board: &mut Board, now: Instant, model: ModelId, ask: &Ask<'_>) -> V
             .then_with(|| a.refused_until().cmp(&b.refused_until()))
             .then_with(|| effective(b).total_cmp(&effective(a)))
     });
-    if ask.preferences.fix_order() {
-        ask.preferences.arrange(&mut stands, |stand| board.route_facts(stand.route, ask.form));
-        stands.sort_by_key(|stand| !stand.admits());
-    }
+    let refused = stands.split_off(stands.iter().take_while(|stand| stand.admits()).count());
+    let cut = ask.preferences.arrange(&mut stands, |stand| board.route_facts(stand.route, ask.form));
+    stands.extend(refused);
+    stands.extend(cut.into_iter().map(|stand| Stand { dropped: Some(Dropped::Fallback), ..stand }));
     let explained = |stand: Stand| Explained {
         model: board.layout().models.get(model.0).map(|spec| spec.name.clone()).unwrap_or_default(),
         endpoint: endpoint_name(board, stand.route),
@@ -305,6 +306,19 @@ mod tests {
         let names: Vec<_> = explained.candidates.iter().map(|c| c.endpoint.as_str()).collect();
         assert_eq!(names, ["p1/native", "p2/native", "p0/native"]);
         assert_eq!(explained.candidates[0].why(), "healthy");
+    }
+
+    #[test]
+    fn who_would_be_a_fall_back_is_dropped_where_none_is_allowed() {
+        let now = Instant::now();
+        let mut board = board(now);
+        fail(&mut board, now, 0, &Failure::Status(429));
+        let preferences = Preferences { no_fallbacks: true, ..Preferences::default() };
+        let explained = explain(&mut board, now, &ask(&preferences), None);
+        let why: Vec<_> = explained.candidates.iter().map(|c| (c.endpoint.as_str(), c.why())).collect();
+        assert_eq!(why[0], ("p1/native", "healthy".to_owned()));
+        assert!(why[1].0 == "p0/native" && why[1].1.starts_with("rests"), "{why:?}");
+        assert_eq!(why[2], ("p2/native", "dropped by provider.allow_fallbacks".to_owned()));
     }
 
     #[test]

@@ -124,6 +124,9 @@ pub fn clamped(bound: &Bound, facts: &Facts, list: &PriceList, money: Amount, le
         held.is_ok_and(|held| held <= money)
     };
     let most = bound.output.checked_div(facts.samples)?;
+    if fits(most) {
+        return Some(*bound); // Of several models another one is too dear: there is nothing to lower here.
+    }
     let explicit = facts.output_limit.is_some();
     // What cannot be written over upstream would not be enforced there.
     let writable = !explicit || !facts.spans.output_limits.is_empty();
@@ -273,6 +276,17 @@ mod tests {
         assert_eq!(clamped(3_000_000, 1_024).unwrap().clamped, Some(2_998));
         assert_eq!(clamped(3_000_000, 2_999), None);
         assert_eq!(clamped(i64::MAX, 1_024).unwrap().output, 10_000, "never raised");
+    }
+
+    #[test]
+    fn what_the_money_carries_as_it_is_is_not_lowered() {
+        let list = PriceList::flat(PriceCard::flat(Rate::from_pico(1_000), Rate::from_pico(1_000)));
+        for limit in [None, Some(10)] {
+            let facts = facts(1_000, limit);
+            let whole = bound(&facts, &Limits { output: 100, ..LIMITS }, None);
+            let most = amount(&whole, [&list.standard].into_iter()).unwrap();
+            assert_eq!(clamped(&whole, &facts, &list, most, 1_024), Some(whole), "{limit:?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::ids::EndpointId;
 use crate::json::{self, Member};
 use crate::money::{PriceCard, Rate};
 use crate::verdict::{Reason, Rejection};
@@ -80,6 +81,8 @@ pub struct MaxPrice {
 /// What is known of a route, as far as preferences ask.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteFacts<'a> {
+    /// Its place: routes of one place differ in our credential alone, which is none of the caller's business.
+    pub place: EndpointId,
     /// The provider's name in the config.
     pub provider: &'a str,
     /// What the caller pays there.
@@ -213,7 +216,9 @@ impl Preferences {
                 place.unwrap_or(usize::MAX)
             });
         } else if self.no_fallbacks && !routes.is_empty() {
-            return routes.split_off(1);
+            let first = routes.first().map(|route| facts(route).place);
+            let of_first = routes.iter().take_while(|route| Some(facts(route).place) == first).count();
+            return routes.split_off(of_first);
         }
         vec![]
     }
@@ -378,7 +383,8 @@ mod tests {
     }
 
     fn facts(provider: &str) -> RouteFacts<'_> {
-        RouteFacts { provider, price: None, latency: None, tokens_per_second: None, parameters: None }
+        let place = EndpointId(provider.bytes().map(usize::from).sum());
+        RouteFacts { place, provider, price: None, latency: None, tokens_per_second: None, parameters: None }
     }
 
     fn arranged(preferences: &Preferences, routes: &[RouteFacts<'static>]) -> Vec<&'static str> {
@@ -469,6 +475,8 @@ mod tests {
         assert_eq!(strict.drops(&facts("a")), Some(Dropped::NotInOrder));
         let single = stated(r#"{"allow_fallbacks":false}"#);
         assert_eq!(arranged(&single, &routes), ["a"], "without an order the first is the only one");
+        let credentials = ["a", "a", "b"].map(facts);
+        assert_eq!(arranged(&single, &credentials), ["a", "a"], "with every credential that we have there");
     }
 
     #[test]

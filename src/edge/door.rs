@@ -12,8 +12,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::protocols::l4::socket::SocketAddr as PingoraAddr;
@@ -28,7 +29,7 @@ use super::line::{Instead, Line, Refusal};
 use super::proxy_protocol::{self, Said};
 use super::{Connection, Connections, Refused, Tls};
 use crate::clock;
-use crate::config::checked::ProxyProtocol;
+use crate::config::checked::{Bounds, ProxyProtocol};
 use crate::ops::Metrics;
 
 /// How every connection of HTTP/2 begins (RFC 9113 §3.4).
@@ -40,9 +41,8 @@ pub struct Door<A> {
     pub listeners: Vec<Listener>,
     pub connections: Arc<Connections>,
     pub metrics: Arc<Metrics>,
-    pub head_timeout: Duration,
-    pub write_timeout: Duration,
-    pub requests_max: u32,
+    /// A connection keeps those that it began with.
+    pub bounds: Arc<ArcSwap<Bounds>>,
     /// What is said to who speaks no HTTP/1.1.
     pub refusal: Refusal,
 }
@@ -97,10 +97,11 @@ async fn tell(end: watch::Sender<bool>, mut shutdown: ShutdownWatch, connection:
 
 impl<A> Door<A> {
     async fn open(&self, stream: Stream) -> Result<Line, Refused> {
-        let until = clock::now() + self.head_timeout;
+        let bounds = self.bounds.load_full();
+        let until = clock::now() + bounds.head_timeout;
         let counted = self.connections.enter()?;
         let socket = stream.into_any().downcast::<Socket>().map_err(|_| Refused::Left)?;
-        let opened = self.step_by_step(counted, *socket, until);
+        let opened = self.step_by_step(counted, *socket, until, &bounds);
         match tokio::time::timeout_at(until.into(), opened).await {
             Ok(opened) => opened,
             Err(_) => Err(Refused::TooSlow),
@@ -112,6 +113,7 @@ impl<A> Door<A> {
         counted: Counted,
         mut socket: Socket,
         until: Instant,
+        bounds: &Bounds,
     ) -> Result<Line, Refused> {
         let (own, local) = addresses(&socket).ok_or(Refused::Left)?;
         let listener = self.listener(local).ok_or(Refused::Left)?;
@@ -132,14 +134,15 @@ impl<A> Door<A> {
                 (Box::new(socket), http2)
             }
         };
+        let requests_max = bounds.requests_per_connection_max;
         let connection =
-            Arc::new(Connection::new(caller, http2, until, self.head_timeout, self.requests_max));
+            Arc::new(Connection::new(caller, http2, until, bounds.head_timeout, requests_max));
         Ok(Line {
             proxy: Arc::new(connection.digest().map_err(|_| Refused::Left)?),
             socket: Arc::new(digest(inner.as_ref(), caller)),
             inner,
             connection,
-            write_timeout: self.write_timeout,
+            write_timeout: bounds.write_timeout,
             refusal: self.refusal,
             refused: self.metrics.connections_refused.clone(),
             head_clock: None,

@@ -443,6 +443,13 @@ impl Alone {
     }
 }
 
+impl Attempt {
+    /// Its end is not known yet: it did not fail, and the call is not over.
+    fn goes_on(&self) -> bool {
+        self.leg.is_some()
+    }
+}
+
 impl Bill {
     /// Who is charged for, by its name and the version of its prices.
     fn served(&self) -> Option<(String, u32)> {
@@ -471,8 +478,8 @@ impl State {
 
     fn charge(&self, ticket: &Ticket) -> Charge {
         let lost = self.lost;
-        let is_charged =
-            |a: &&Attempt| a.answer.is_committed() || (self.caller_left.is_some() && a.answer.is_under_way());
+        let is_left = |a: &Attempt| self.caller_left.is_some() && a.goes_on() && a.answer.is_under_way();
+        let is_charged = |a: &&Attempt| a.answer.is_committed() || is_left(a);
         let Some(attempt) = self.attempt.as_ref().filter(is_charged) else {
             // Everything failed before an answer came: nothing is charged. A caller who left while a
             // provider was at work is forgiven up to an allowance.
@@ -533,7 +540,7 @@ impl State {
     /// What an attempt costs that its caller did not wait for: its prompt, by our own count.
     fn left_early(&self) -> Option<LeftEarly> {
         let sent = !matches!(self.sent, Sent::NotYet);
-        let attempt = self.attempt.as_ref().filter(|attempt| sent && !attempt.bill.free)?;
+        let attempt = self.attempt.as_ref().filter(|a| sent && a.goes_on() && !a.bill.free)?;
         let bill = &attempt.bill;
         let usage = Usage { input: bill.own_input, ..Usage::default() };
         let cost_of_prompt = bill.cost(&usage, None).ok()?;
@@ -591,7 +598,7 @@ impl State {
             return Some((left + USAGE_PATIENCE, Due::Enough));
         }
         // Between two attempts nothing runs out but patience.
-        let attempt = self.attempt.as_ref().filter(|attempt| attempt.leg.is_some())?;
+        let attempt = self.attempt.as_ref().filter(|attempt| attempt.goes_on())?;
         let limits = &attempt.limits;
         if let Some(done) = self.done_at {
             return Some((done + TAIL_PATIENCE, Due::Enough));

@@ -1,5 +1,10 @@
 //! Whole answers folded out of streams: all of it or nothing, and a cut in the middle still finds the next.
 
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
 use serde_json::{Value, json};
 use tollgate::mock::{Mock, Script};
 
@@ -76,6 +81,43 @@ async fn a_caller_who_leaves_during_a_fold_pays_for_what_was_produced() {
     let spent = gateway.spent(1);
     assert!(spent > 0 && spent < 10_000 * 40, "{spent}");
     assert!(gateway.ledger_is_right());
+}
+
+/// An upstream that begins every answer, says that it is busy, and wants to be asked again in two seconds.
+async fn fickle() -> SocketAddr {
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nretry-after: 2\r\nconnection: close\r\n\r\n\
+        data: {\"id\":\"c\",\"model\":\"up-a\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"some words of an answer\"},\"finish_reason\":null}]}\n\n\
+        data: {\"error\":{\"message\":\"busy\",\"code\":503}}\n\n";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut bytes = vec![0; 16 << 10];
+            let mut read = 0;
+            while !bytes[..read].ends_with(b"}") {
+                read += socket.read(&mut bytes[read..]).await.unwrap();
+            }
+            socket.write_all(ANSWER.as_bytes()).await.unwrap();
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_who_leaves_between_two_attempts_pays_nothing_for_the_one_that_failed() {
+    for (key, attempts) in [(None, 1), (Some("k-1"), 2)] {
+        let setup = Setup::new(&[fickle().await]).routes("fold: true").providers(QUICK);
+        let gateway = setup.routing("attempts_max: 2").start();
+        let call = Call::post(whole_request());
+        let call = if let Some(key) = key { call.header("idempotency-key", key) } else { call };
+        let caller = call.begin(gateway.http).await;
+        gateway.wait_for_log("outcome=\"failed\"");
+        caller.reset();
+        gateway.wait_until_settled().await;
+        assert_eq!(gateway.spent(1), 0, "{key:?}");
+        assert_eq!(gateway.log().matches("outcome=\"failed\"").count(), attempts, "a keyed call runs on");
+        assert!(gateway.ledger_is_right());
+    }
 }
 
 #[tokio::test]

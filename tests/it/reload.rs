@@ -133,6 +133,19 @@ async fn limits_and_bounds_of_a_reload_count_and_what_needs_a_restart_is_named()
 }
 
 #[tokio::test]
+async fn what_a_connection_may_take_follows_a_reload_for_new_ones() {
+    let (_upstream, gateway) = running().await;
+    let more = "bounds: { head_timeout: 300ms, write_timeout: 5s, requests_per_connection_max: 1, keepalive: 9s }";
+    gateway.write_config(&gateway.config().replace("providers:\n", &format!("{more}\nproviders:\n")));
+    let outcome = gateway.reload().await.json();
+    assert_eq!(outcome["needs_restart"], serde_json::json!(["bounds.keepalive over HTTP/2"]));
+    assert_eq!(Caller::connect(gateway.http).await.rest().await, b"", "closed in silence");
+    gateway.wait_for_refused("too_slow", 1).await;
+    let answer = Call::post(whole_request()).send(gateway.http).await;
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+}
+
+#[tokio::test]
 async fn a_budget_that_a_reload_brings_counts_what_was_spent_before() {
     let only = upstream(Script::default()).await;
     // A hold is exactly a cent, and a call costs five thousandths of it.

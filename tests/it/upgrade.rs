@@ -405,6 +405,20 @@ async fn without_a_process_that_waits_sigquit_changes_nothing() {
 }
 
 #[tokio::test]
+async fn signals_that_come_too_early_end_no_process_that_starts() {
+    let only = upstream(Script::default()).await;
+    let mut old = Setup::new(&[only.address()]).start();
+    let heir = old.successor();
+    for early in ["-HUP", "-QUIT", "-USR2"] {
+        heir.signal(early);
+    }
+    old.signal("-QUIT");
+    heir.wait_for_log("serving on");
+    assert!(old.wait().success());
+    assert_eq!(Call::post(whole_request()).send(heir.http).await.status, 200);
+}
+
+#[tokio::test]
 async fn nobody_else_gets_in_while_one_hands_over_to_another() {
     let only = upstream(Script::default()).await;
     let mut old = Setup::new(&[only.address()]).start();

@@ -169,7 +169,8 @@ pub struct Pass {
     viable: usize,
     /// Whom it has asked, each once.
     asked: Vec<EndpointId>,
-    place: Option<(ModelId, PlaceId)>,
+    /// At the gates of the models that it may try, one each.
+    places: Vec<(ModelId, PlaceId)>,
 }
 
 /// One attempt that is under way.
@@ -274,6 +275,11 @@ impl Pass {
     /// In which form the answer of the next attempt comes.
     pub fn comes_as(&mut self, form: Form) {
         self.form = form;
+    }
+
+    /// A gate counts those who try its own model: nobody else's answer opens it.
+    fn place_at(&self, model: ModelId) -> Option<(ModelId, PlaceId)> {
+        self.places.iter().find(|(of, _)| *of == model).copied()
     }
 }
 
@@ -431,11 +437,11 @@ impl Board {
             }
         }
         let stands: Vec<Stand> = ask.models.iter().flat_map(|model| self.survey(now, *model, ask)).collect();
-        let mut place = None;
+        let mut places: Vec<(ModelId, PlaceId)> = vec![];
         let mut order: Vec<Route> = vec![];
         for model in ask.models {
             let (of_model, taken) = self.order_of(now, *model, ask, &stands, rng);
-            place = place.or(taken);
+            places.extend(taken);
             // The same endpoint under a second name would be the same call again.
             let fresh = |route: &Route| !order.iter().any(|known| known.endpoint == route.endpoint);
             let fresh: Vec<_> = of_model.into_iter().filter(fresh).collect();
@@ -451,21 +457,26 @@ impl Board {
             }
         }
         if order.is_empty() {
-            if place.is_none() || fall_backs.is_empty() {
-                self.leave(place);
-                return nobody(now, &stands);
-            }
-            order = std::mem::take(&mut fall_backs);
+            let may_try = |route: &Route| places.iter().any(|(model, _)| *model == route.model);
+            order = fall_backs.extract_if(.., |route| may_try(route)).collect();
+            fall_backs.clear();
         }
         if ask.preferences.no_fallbacks && ask.preferences.order.is_empty() {
             fall_backs.clear();
+            keep_first_places(&mut order, |route| self.place(route.endpoint));
+        }
+        let (places, unused) =
+            places.into_iter().partition(|(model, _)| order.iter().any(|route| route.model == *model));
+        self.leave(unused);
+        if order.is_empty() {
+            return nobody(now, &stands);
         }
         let viable = order.len();
         let class = PromptClass::of(ask.prompt_tokens);
         Found::Plan(Plan {
             order,
             fall_backs,
-            pass: Pass { form: ask.form, class, viable, asked: vec![], place },
+            pass: Pass { form: ask.form, class, viable, asked: vec![], places },
         })
     }
 
@@ -482,12 +493,14 @@ impl Board {
         let (credential, head, event) = (spec.credential, spec.first_byte, spec.first_event);
         let rest = self.rests.standing(now, self.place(route.endpoint), credential);
         if matches!(rest, Standing::Resting { .. }) {
+            pass.viable = pass.viable.saturating_sub(1);
             return Begun::Refused(None);
         }
         let limits = self.table(now, route, pass.form).limits(pass.class, head, event);
         let lease_end = now + limits.event;
-        let nobody_else = pass.viable == 0 || pass.place.is_some();
-        let permit = match self.permit(now, route.endpoint, lease_end, nobody_else, pass.place.is_some()) {
+        let place = pass.place_at(route.model);
+        let nobody_else = pass.viable == 0 || place.is_some();
+        let permit = match self.permit(now, route.endpoint, lease_end, nobody_else, place.is_some()) {
             Ok(permit) => permit,
             Err(until) => {
                 pass.viable = pass.viable.saturating_sub(1);
@@ -513,7 +526,7 @@ impl Board {
         if rest == Standing::Trial {
             self.rests.begin_trial(credential, lease_end);
         }
-        if let Some((model, place)) = pass.place
+        if let Some((model, place)) = place
             && let Some(model) = self.models.get_mut(model.0)
         {
             model.gate.hold(place, lease_end);
@@ -531,7 +544,7 @@ impl Board {
                 form: pass.form,
                 class: pass.class,
                 permit,
-                place: pass.place,
+                place,
                 limits,
                 trial: rest == Standing::Trial,
                 answered: false,
@@ -572,10 +585,10 @@ impl Board {
         refused.iter().any(|id| {
             let spec = self.layout.endpoints.get(id.0);
             let rests = spec.is_none_or(|spec| {
-                matches!(self.rests.standing(now, *id, spec.credential), Standing::Resting { .. })
+                matches!(self.rests.standing(now, spec.place, spec.credential), Standing::Resting { .. })
             });
             let closed = |state: &EndpointState| state.breaker.admission(now) == Admission::Closed;
-            !rests && self.endpoints.get(id.0).is_some_and(closed)
+            !rests && self.state(*id).is_some_and(closed)
         })
     }
 
@@ -597,7 +610,7 @@ impl Board {
 
     /// A request is over, however it ended.
     pub fn finish(&mut self, pass: Pass) {
-        self.leave(pass.place);
+        self.leave(pass.places);
     }
 
     /// A free active check of an endpoint has passed: an open breaker lets a probe through at once.
@@ -792,6 +805,7 @@ impl Board {
         let spec = self.layout.endpoints.get(route.endpoint.0);
         let state = self.routes.get(&self.paced(route));
         RouteFacts {
+            place: self.place(route.endpoint),
             provider: spec.map_or("", |spec| spec.provider.as_str()),
             price: spec.and_then(|spec| spec.price),
             latency: state.and_then(|state| state.paces.get(index(form))?.median),
@@ -1112,11 +1126,11 @@ impl Board {
         self.layout.endpoints.get(endpoint.0).map(|spec| spec.credential)
     }
 
-    fn leave(&mut self, place: Option<(ModelId, PlaceId)>) {
-        if let Some((model, place)) = place
-            && let Some(model) = self.models.get_mut(model.0)
-        {
-            model.gate.leave(place);
+    fn leave(&mut self, places: Vec<(ModelId, PlaceId)>) {
+        for (model, place) in places {
+            if let Some(model) = self.models.get_mut(model.0) {
+                model.gate.leave(place);
+            }
         }
     }
 }
@@ -1155,6 +1169,18 @@ fn lost_place(candidates: &[Candidate], admitted: &[&Stand]) -> Option<usize> {
         stand.is_some_and(|s| s.rest != Standing::OnTrial)
     };
     candidates.iter().skip(1).position(lost).map(|place| place + 1)
+}
+
+/// Of each model the first place alone.
+fn keep_first_places(order: &mut Vec<Route>, place: impl Fn(&Route) -> EndpointId) {
+    let mut first: Vec<(ModelId, EndpointId)> = vec![];
+    order.retain(|route| {
+        let (model, place) = (route.model, place(route));
+        if !first.iter().any(|(of, _)| *of == model) {
+            first.push((model, place));
+        }
+        first.contains(&(model, place))
+    });
 }
 
 fn nobody(now: Instant, stands: &[Stand]) -> Found {
@@ -1620,5 +1646,102 @@ mod tests {
         let mut played = two_credentials(99, Sort::Weight);
         played.order();
         assert_eq!(played.board.standbys(played.now), [EndpointId(2)], "one place has one connection");
+    }
+
+    #[test]
+    fn a_fall_back_with_another_credential_is_back_when_its_place_is() {
+        let mut played = two_credentials(99, Sort::Weight);
+        played.attempt(0, failed(Failure::Status(429)));
+        for _ in 0..5 {
+            played.attempt(1, failed(Failure::Status(500)));
+        }
+        let plan = played.plan();
+        assert_eq!((ids(&plan), plan.fall_backs.clone()), (vec![2], vec![route(1)]));
+        assert!(!played.board.is_back(played.now, &[EndpointId(1)]), "the breaker of its place is open");
+    }
+
+    #[test]
+    fn without_fall_backs_the_credentials_of_the_first_place_are_still_one_route() {
+        let mut played = two_credentials(99, Sort::Weight);
+        let single = Preferences { no_fallbacks: true, ..Preferences::default() };
+        let Found::Plan(plan) = played.find(&single) else { panic!("somebody can be asked") };
+        assert_eq!(ids(&plan), [0, 1]);
+        for n in [0, 0, 0, 0, 0, 2, 2, 2, 2, 2] {
+            played.attempt(n, failed(Failure::Status(500)));
+        }
+        let Found::Plan(plan) = played.find(&single) else { panic!("one may try") };
+        assert_eq!((plan.order.len(), plan.fall_backs.len()), (1, 0), "also behind the gate");
+    }
+
+    #[test]
+    fn a_route_that_rests_by_now_keeps_no_fall_back_waiting() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let mut plan = played.plan();
+        played.attempt(1, failed(Failure::Status(429)));
+        assert!(matches!(played.begin(&mut plan.pass, 1, false), Begun::Refused(None)));
+        assert!(matches!(played.begin(&mut plan.pass, 0, true), Begun::Go { .. }), "nobody else is left");
+    }
+
+    /// The models `m` (endpoint 0) and `n` (endpoint 1).
+    fn two_models() -> Played {
+        let mut layout = layout(&[100, 100]);
+        let other = ModelSpec { name: "n".into(), routes: vec![EndpointId(1)], ..layout.models[0].clone() };
+        layout.models[0].routes.pop();
+        layout.models.push(other);
+        let now = Instant::now();
+        Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) }
+    }
+
+    fn find_of(played: &mut Played, models: &[usize]) -> Found {
+        let (models, preferences) = (models.iter().copied().map(ModelId).collect::<Vec<_>>(), Preferences::default());
+        let ask = Ask { models: &models, form: Form::Stream, prompt_tokens: 10, preferences: &preferences };
+        played.board.candidates(played.now, &ask, &mut played.rng)
+    }
+
+    fn serve(played: &mut Played, plan: &mut Plan, route: Route) {
+        let begun = played.board.begin(played.now, &mut plan.pass, route, false, &mut played.rng);
+        let Begun::Go { mut ticket, .. } = begun else { panic!("goes: {begun:?}") };
+        played.board.answered(played.now, &mut ticket, Timing::default(), &mut played.rng);
+        played.board.end(played.now, ticket, SERVED, &mut played.rng);
+    }
+
+    #[test]
+    fn what_another_model_serves_opens_no_gate_of_the_first() {
+        let mut played = two_models();
+        played.open(0);
+        for _ in 0..4 {
+            let Found::Plan(mut plan) = find_of(&mut played, &[0, 1]) else { panic!("the other is well") };
+            let other = Route { model: ModelId(1), endpoint: EndpointId(1) };
+            assert_eq!(plan.order, [other]);
+            serve(&mut played, &mut plan, other);
+            played.board.finish(plan.pass);
+        }
+        let (one, two) = (find_of(&mut played, &[0]), find_of(&mut played, &[0]));
+        assert!(matches!((one, two), (Found::Plan(_), Found::AllRefused { .. })), "one at a time");
+    }
+
+    #[test]
+    fn two_models_that_both_refuse_are_tried_each_behind_its_own_gate() {
+        let mut played = two_models();
+        played.open(0);
+        let other = Route { model: ModelId(1), endpoint: EndpointId(1) };
+        for _ in 0..5 {
+            let Found::Plan(mut plan) = find_of(&mut played, &[1]) else { panic!("it is asked") };
+            let begun = played.board.begin(played.now, &mut plan.pass, other, false, &mut played.rng);
+            let Begun::Go { ticket, .. } = begun else { panic!("goes") };
+            played.board.end(played.now, ticket, failed(Failure::Status(500)), &mut played.rng);
+            played.board.finish(plan.pass);
+        }
+        let Found::Plan(mut both) = find_of(&mut played, &[0, 1]) else { panic!("one may try") };
+        assert_eq!(both.order.len(), 2);
+        let full = |found: Found| matches!(found, Found::AllRefused { .. });
+        assert!(full(find_of(&mut played, &[0])) && full(find_of(&mut played, &[1])), "both places are taken");
+        serve(&mut played, &mut both, other);
+        played.board.finish(both.pass);
+        let (_one, _two) = (find_of(&mut played, &[1]), find_of(&mut played, &[1]));
+        assert!(full(find_of(&mut played, &[1])), "the other's success: two at a time");
+        let one = find_of(&mut played, &[0]);
+        assert!(!full(one) && full(find_of(&mut played, &[0])), "the first one's gate: one");
     }
 }

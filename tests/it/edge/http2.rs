@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use h2::Reason;
@@ -423,4 +424,68 @@ async fn a_drain_says_goaway_and_lets_streams_end() {
     let ended = tokio::time::timeout(PATIENCE, &mut caller.connection).await.expect("it goes on").unwrap();
     ended.expect("it ends in peace");
     assert!(gateway.wait().success());
+}
+
+/// Calls over HTTP/2, four at once on a connection, as long as that lasts; answers how many were answered and how
+/// many were given back untouched.
+async fn keep_calling(to: SocketAddr, over: Arc<AtomicBool>) -> (i64, i64) {
+    let (mut answered, mut given_back) = (0, 0);
+    while !over.load(Ordering::Acquire) {
+        let mut caller = Http2::connect(to).await;
+        let mut goes_on = true;
+        while goes_on && !over.load(Ordering::Acquire) {
+            let mut answers = vec![];
+            for _ in 0..4 {
+                match caller.begin(Http2::chat(), stream_request()).await {
+                    Ok(answer) => answers.push(answer),
+                    Err(error) => {
+                        assert!(error.is_go_away() && error.reason() == Some(Reason::NO_ERROR), "{error:?}");
+                        goes_on = false;
+                    }
+                }
+            }
+            for answer in answers {
+                match read_answer(answer).await {
+                    Ok(answer) => {
+                        assert_eq!((answer.status, text_of(&answer.body).as_str()), (200, "Hello, world!"));
+                        answered += 1;
+                    }
+                    // Above the last stream that was seen: to be sent again (RFC 9113 section 6.8).
+                    Err(error) => {
+                        assert!(error.is_go_away() && error.reason() == Some(Reason::NO_ERROR), "{error:?}");
+                        (goes_on, given_back) = (false, given_back + 1);
+                    }
+                }
+            }
+        }
+    }
+    (answered, given_back)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgrades_under_load_fail_no_call_of_http2() {
+    let only = upstream(script(r#"{"delay_chunk_ms":5}"#)).await;
+    let (mut gateway, internal) = inside(Setup::new(&[only.address()]).balance("1000"));
+    let over = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (0..3).map(|_| tokio::spawn(keep_calling(internal, Arc::clone(&over)))).collect();
+    for _ in 0..3 {
+        only.wait_for_requests(only.requests().len() + 50).await;
+        let new = gateway.successor();
+        gateway.signal("-QUIT");
+        new.wait_for_log("serving on");
+        assert!(gateway.wait().success(), "the old process drained:\n{}", gateway.log());
+        gateway = new;
+    }
+    only.wait_for_requests(only.requests().len() + 50).await;
+    over.store(true, Ordering::Release);
+    let (mut answered, mut given_back) = (0, 0);
+    for caller in callers {
+        let (more, back) = caller.await.expect("no call fails");
+        (answered, given_back) = (answered + more, given_back + back);
+    }
+    gateway.wait_until_settled().await;
+    println!("3 upgrades, {answered} calls of HTTP/2, {given_back} given back untouched");
+    let account = gateway.account("alpha", answered);
+    assert_eq!((account.calls, account.balance_nano), (answered, 1_000_000_000_000 - 75_000 * answered));
+    assert!(gateway.ledger_is_right());
 }
