@@ -262,7 +262,9 @@ impl Books {
         let done =
             self.ledger().transfer(&Movement { account: id, what, amount, reference, reason, now_ms, boot });
         // After any other error nobody knows whether it left: it stays out until the next start asks the books.
-        if let (Some(live), Ok(false) | Err(LedgerError::Funds { .. })) = (live, &done) {
+        let nothing_left =
+            matches!(done, Ok(false) | Err(LedgerError::Funds { .. } | LedgerError::ReferenceTaken(_)));
+        if let (Some(live), true) = (live, nothing_left) {
             live.store.grant(vec![(id, amount)]);
         }
         let new = done?;

@@ -71,7 +71,7 @@ pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
         Some(owner) => locks.owner = Some(owner),
         None if upgrade => {}
         None => anyhow::bail!(
-            "store.path: another gateway serves from {}; stop it first, start this one with --upgrade to take over \
+            "store.embedded.path: another gateway serves from {}; stop it first, start this one with --upgrade to take over \
              from it, or give this one a folder of its own",
             data.display()
         ),
@@ -248,7 +248,7 @@ pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), Ledge
     let id = ledger.ensure_account(&account.name, Some(&account.settings), now_ms)?;
     if account.balance.is_positive() {
         let reference = format!("bootstrap:{}", account.name);
-        ledger.transfer(&Movement {
+        let booked = ledger.transfer(&Movement {
             account: id,
             what: What::TopUp,
             amount: account.balance,
@@ -256,7 +256,12 @@ pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), Ledge
             reason: "bootstrap",
             now_ms,
             boot: None,
-        })?;
+        });
+        match booked {
+            // Booked once; what the config says of it since then does not count.
+            Ok(_) | Err(LedgerError::ReferenceTaken(_)) => {}
+            Err(error) => return Err(error),
+        }
     }
     for key in &account.keys {
         let secret = key.secret.expose();

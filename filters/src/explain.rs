@@ -11,14 +11,14 @@ use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use crate::hold::Bound;
-use crate::ids::ModelId;
+use crate::ids::{EndpointId, ModelId};
 use crate::money::{Amount, CostError, PriceCard, Rate, cost};
 use crate::preferences::Dropped;
 use crate::stream::usage::Usage;
 use crate::upstream::board::{Ask, Board, Route, Stand};
 use crate::upstream::breaker::Admission;
 use crate::upstream::rest::{Cause, Standing};
-use crate::upstream::watchdog::{Limits, PromptClass};
+use crate::upstream::watchdog::{Form, Limits, PromptClass};
 
 /// Everything that decides about one request.
 #[derive(Clone, Debug)]
@@ -93,17 +93,30 @@ impl HoldLines {
     }
 }
 
-/// Explains what the board would do with a request.
+/// Explains what the board would do with a request. `form_at` tells in which form each endpoint would be asked: one
+/// whose answers are folded is asked for a stream, and has its watchdogs.
 #[must_use]
-pub fn explain(board: &mut Board, now: Instant, ask: &Ask<'_>, hold: Option<HoldLines>) -> Explanation {
+pub fn explain(
+    board: &mut Board,
+    now: Instant,
+    ask: &Ask<'_>,
+    form_at: impl Fn(EndpointId) -> Form,
+    hold: Option<HoldLines>,
+) -> Explanation {
     let mut candidates = vec![];
     for model in ask.models {
-        candidates.extend(of_model(board, now, *model, ask));
+        candidates.extend(of_model(board, now, *model, ask, &form_at));
     }
     Explanation { candidates, class: PromptClass::of(ask.prompt_tokens), hold }
 }
 
-fn of_model(board: &mut Board, now: Instant, model: ModelId, ask: &Ask<'_>) -> Vec<Explained> {
+fn of_model(
+    board: &mut Board,
+    now: Instant,
+    model: ModelId,
+    ask: &Ask<'_>,
+    form_at: impl Fn(EndpointId) -> Form,
+) -> Vec<Explained> {
     let mut stands = board.survey(now, model, ask);
     // Who may be asked first, the heavier the earlier; then who is refused, the sooner back the earlier.
     let effective = |stand: &Stand| f64::from(stand.weight) * stand.factor * stand.share;
@@ -121,7 +134,7 @@ fn of_model(board: &mut Board, now: Instant, model: ModelId, ask: &Ask<'_>) -> V
         model: board.layout().models.get(model.0).map(|spec| spec.name.clone()).unwrap_or_default(),
         endpoint: endpoint_name(board, stand.route),
         effective: effective(&stand),
-        limits: board.limits(now, stand.route, ask.form, ask.prompt_tokens),
+        limits: board.limits(now, stand.route, form_at(stand.route.endpoint), ask.prompt_tokens),
         openings: board.openings(stand.route.endpoint),
         refused_for: stand.refused_until().map(|until| until.saturating_duration_since(now)),
         stand,
@@ -225,12 +238,12 @@ mod tests {
 
     use super::*;
     use crate::hold;
-    use crate::ids::{CredentialId, EndpointId};
+    use crate::ids::CredentialId;
     use crate::preferences::Preferences;
     use crate::route::Sort;
     use crate::upstream::board::{Begun, EndpointSpec, Found, Layout, ModelSpec, Outcome};
     use crate::upstream::failure::Failure;
-    use crate::upstream::watchdog::{Form, Limit, Timing};
+    use crate::upstream::watchdog::{Limit, Timing};
 
     fn board(now: Instant) -> Board {
         let endpoint = |n: usize, weight| EndpointSpec {
@@ -282,7 +295,7 @@ mod tests {
         (0..5).for_each(|_| fail(&mut board, now, 0, &Failure::Status(500)));
         fail(&mut board, now, 1, &Failure::Status(429));
         let ignore = Preferences { ignore: vec!["p2".into()], ..Preferences::default() };
-        let text = explain(&mut board, now, &ask(&ignore), None).to_string();
+        let text = explain(&mut board, now, &ask(&ignore), |_| Form::Stream, None).to_string();
         for part in [
             "prompt class <16k",
             "m via p0/native: weight 100",
@@ -302,7 +315,7 @@ mod tests {
         let mut board = board(now);
         (0..5).for_each(|_| fail(&mut board, now, 0, &Failure::Status(500)));
         let preferences = Preferences::default();
-        let explained = explain(&mut board, now, &ask(&preferences), None);
+        let explained = explain(&mut board, now, &ask(&preferences), |_| Form::Stream, None);
         let names: Vec<_> = explained.candidates.iter().map(|c| c.endpoint.as_str()).collect();
         assert_eq!(names, ["p1/native", "p2/native", "p0/native"]);
         assert_eq!(explained.candidates[0].why(), "healthy");
@@ -326,8 +339,8 @@ mod tests {
         let now = Instant::now();
         let mut board = board(now);
         let preferences = Preferences::default();
-        let first = explain(&mut board, now, &ask(&preferences), None).to_string();
-        assert_eq!(first, explain(&mut board, now, &ask(&preferences), None).to_string());
+        let first = explain(&mut board, now, &ask(&preferences), |_| Form::Stream, None).to_string();
+        assert_eq!(first, explain(&mut board, now, &ask(&preferences), |_| Form::Stream, None).to_string());
     }
 
     #[test]

@@ -57,11 +57,16 @@ pub(super) async fn explain(
             dearest = lines;
         }
     }
+    let form = if facts.stream { Form::Stream } else { Form::Whole };
+    let form_at = |id| match snapshot.endpoint(id) {
+        Ok(endpoint) if endpoint.manners.folds(&facts) => Form::Stream,
+        _ => form,
+    };
     let ask = Ask {
         models: &ids,
-        form: if facts.stream { Form::Stream } else { Form::Whole },
+        form,
         prompt_tokens: meter::own_input(&facts.input),
         preferences: &facts.preferences,
     };
-    Ok(snapshot.upstreams.explain(&ask, dearest).to_string())
+    Ok(snapshot.upstreams.explain(&ask, form_at, dearest).to_string())
 }

@@ -94,6 +94,11 @@ fn amount(row: &Value, key: &str) -> String {
     Amount::from_nano(row[key].as_i64().unwrap_or_default()).to_string()
 }
 
+/// As text, since JSON's numbers know no width.
+fn number(row: &Value, key: &str) -> String {
+    row[key].to_string()
+}
+
 fn word<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
@@ -106,7 +111,12 @@ fn time(row: &Value, key: &str) -> String {
 pub(super) fn show_accounts(answer: &Value) -> anyhow::Result<()> {
     say(&format!("{:<24} {:>20} {:>8}", "ACCOUNT", "BALANCE", "CALLS"))?;
     for row in rows(answer) {
-        say(&format!("{:<24} {:>20} {:>8}", word(row, "name"), amount(row, "balance_nano"), row["calls"]))?;
+        say(&format!(
+            "{:<24} {:>20} {:>8}",
+            word(row, "name"),
+            amount(row, "balance_nano"),
+            number(row, "calls")
+        ))?;
     }
     Ok(())
 }
@@ -115,17 +125,18 @@ pub(super) fn show_statement(answer: &Value) -> anyhow::Result<()> {
     say(&format!("{:<20} {:<10} {:>18} {:>8} {:>8}  WHAT", "TIME", "KIND", "AMOUNT", "PROMPT", "OUTPUT"))?;
     for row in rows(answer) {
         let mark = if row["estimated"] == true { " (estimated)" } else { "" };
-        say(&format!(
+        let line = format!(
             "{:<20} {:<10} {:>18} {:>8} {:>8}  {} {} {}{mark}",
             time(row, "at_ms"),
             word(row, "kind"),
             amount(row, "amount_nano"),
-            row["prompt_tokens"],
-            row["completion_tokens"],
+            number(row, "prompt_tokens"),
+            number(row, "completion_tokens"),
             word(row, "what"),
             word(row, "model"),
             word(row, "endpoint"),
-        ))?;
+        );
+        say(line.trim_end())?;
     }
     Ok(())
 }
@@ -160,7 +171,7 @@ pub(super) fn show_new_key(answer: &Value) -> anyhow::Result<()> {
 
 pub(super) fn show_verified(answer: &Value) -> anyhow::Result<()> {
     say(&format!(
-        "The books are right: {} accounts, {} transfers, {} settled holds, turnover {}.",
+        "The books are right. Accounts: {}, transfers: {}, settled holds: {}, turnover: {}.",
         answer["accounts"],
         answer["transfers"],
         answer["holds"],

@@ -329,7 +329,10 @@ impl Cli {
                     Tls::load(files)?;
                 }
                 let (models, endpoints) = (config.catalogue.models.len(), config.catalogue.endpoints.len());
-                books::say(&format!("{}: good. {models} models, {endpoints} routes.", self.config.display()))
+                books::say(&format!(
+                    "{}: good. Models: {models}, routes: {endpoints}.",
+                    self.config.display()
+                ))
             }
             Verb::Accounts(verb) => verb.run(&load(&self.config)?),
             Verb::Keys(verb) => verb.run(&load(&self.config)?),

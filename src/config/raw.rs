@@ -48,7 +48,8 @@ pub struct Listen {
     /// Plain HTTP for callers of our own network, beside the public addresses: never on a public one.
     #[deserr(default)]
     pub internal: Option<Internal>,
-    /// Metrics and health. It has no authentication: never on a public address.
+    /// Health and metrics, without authentication, and the verbs on the books, with the token in the store's folder: never
+    /// on a public address.
     pub admin: String,
     /// Worker threads of the proxy. Default: one per core.
     #[deserr(default)]

@@ -20,6 +20,7 @@ use pingora::tls::{
 };
 use sha2::{Digest as _, Sha256};
 
+use crate::config::Faults;
 use crate::config::checked::TlsFiles;
 
 /// The newest good certificate of a listener.
@@ -34,10 +35,11 @@ impl Tls {
     /// Reads the files for the first time.
     ///
     /// # Errors
-    /// Names the field whose file cannot be used.
-    pub fn load(files: &TlsFiles) -> anyhow::Result<Self> {
+    /// A fault of the config that names the field whose file cannot be used.
+    pub fn load(files: &TlsFiles) -> Result<Self, Faults> {
         let tried = content(files);
-        let acceptor = ArcSwap::from_pointee(acceptor(files)?);
+        let acceptor = acceptor(files).map_err(|error| Faults::one("listen.https", format!("{error:#}")))?;
+        let acceptor = ArcSwap::from_pointee(acceptor);
         Ok(Self { files: files.clone(), acceptor, tried: Mutex::new(tried) })
     }
 
@@ -83,38 +85,43 @@ fn content(files: &TlsFiles) -> Option<[u8; 32]> {
 
 fn acceptor(files: &TlsFiles) -> anyhow::Result<Acceptor> {
     install_default_crypto_provider();
+    readable("cert_file", &files.cert)?;
+    readable("key_file", &files.key)?;
     let builder = ServerConfig::builder_with_protocol_versions(&[&version::TLS12, &version::TLS13]);
     let builder = match &files.client_ca {
         Some(file) => {
             let verifier = WebPkiClientVerifier::builder(Arc::new(signers(file)?)).build();
-            let verifier =
-                verifier.with_context(|| format!("listen.https.client_ca_file {}", file.display()))?;
+            let verifier = verifier.with_context(|| format!("client_ca_file {}", file.display()))?;
             builder.with_client_cert_verifier(verifier)
         }
         None => builder.with_no_client_auth(),
     };
     let (cert, key) = (files.cert.display(), files.key.display());
     let pair = load_certs_and_key_files(text(&files.cert)?, text(&files.key)?)
-        .map_err(|e| anyhow!("listen.https.cert_file {cert} or key_file {key} cannot be read: {e}"))?
+        .map_err(|e| anyhow!("cert_file {cert} or key_file {key} is no PEM: {e}"))?
         .with_context(|| {
-            format!(
-                "listen.https.cert_file {cert} has no certificate, or key_file {key} no private key, in PEM"
-            )
+            format!("cert_file {cert} has no certificate, or key_file {key} no private key, in PEM")
         })?;
     let mut config = builder
         .with_single_cert(pair.0, pair.1)
-        .with_context(|| format!("listen.https.key_file {key} is not the key of cert_file {cert}"))?;
+        .with_context(|| format!("key_file {key} is not the key of cert_file {cert}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Acceptor::from_server_config(Arc::new(config)))
 }
 
 fn signers(file: &Path) -> anyhow::Result<RootCertStore> {
     let name = file.display();
+    readable("client_ca_file", file)?;
     let mut signers = RootCertStore::empty();
     load_ca_file_into_store(text(file)?, &mut signers)
-        .map_err(|e| anyhow!("listen.https.client_ca_file {name} cannot be read: {e}"))?;
-    anyhow::ensure!(!signers.is_empty(), "listen.https.client_ca_file {name} has no certificate in PEM");
+        .map_err(|e| anyhow!("client_ca_file {name} is no PEM: {e}"))?;
+    anyhow::ensure!(!signers.is_empty(), "client_ca_file {name} has no certificate in PEM");
     Ok(signers)
+}
+
+/// Says in the system's words why a file cannot be read; TLS would only say that it is so.
+fn readable(field: &str, file: &Path) -> anyhow::Result<()> {
+    std::fs::read(file).map(drop).with_context(|| format!("{field}: cannot read {}", file.display()))
 }
 
 fn text(path: &Path) -> anyhow::Result<&str> {

@@ -73,7 +73,8 @@ pub trait Ledger: Send {
     /// Moves money into or out of an account, once per `reference`. Answers whether it was new.
     ///
     /// # Errors
-    /// [`LedgerError::Funds`] when more is to go out than is free, or the books cannot be written.
+    /// [`LedgerError::Funds`] when more is to go out than is free, [`LedgerError::ReferenceTaken`] when another
+    /// movement has that reference, or the books cannot be written.
     fn transfer(&mut self, movement: &Movement<'_>) -> Result<bool, LedgerError>;
 
     /// Makes a key known, or brings its settings up to date.
@@ -318,11 +319,14 @@ pub enum LedgerError {
     #[error("there is no account `{0}`")]
     NoAccount(String),
     /// More is to go out than is free.
-    #[error("only {available} is free: the rest is set aside for running calls")]
+    #[error("only {available} is free: what running calls may cost is set aside")]
     Funds {
         /// What is free.
         available: Amount,
     },
+    /// A reference names another movement already.
+    #[error("the reference `{0}` was used for another account or amount already: nothing is booked now")]
+    ReferenceTaken(String),
     /// No such key.
     #[error("there is no such key")]
     NoKey,

@@ -239,6 +239,8 @@ impl Ledger for Sqlite {
                 "UPDATE balance SET posted = posted + ?2 * ?3 WHERE account = ?1",
                 params![account.0, amount.nano(), sign],
             )?;
+        } else if !is_booked(&transaction, reference.as_bytes(), &transfer)? {
+            return Err(LedgerError::ReferenceTaken(reference.to_owned()));
         }
         transaction.commit()?;
         Ok(new)
@@ -646,6 +648,19 @@ fn book(
         )?
         .execute(params![reference, number(kind), row(debit), row(credit), amount.nano(), reason, at_ms])?;
     Ok(new > 0)
+}
+
+/// Whether what a reference stands for is just this transfer.
+fn is_booked(
+    transaction: &Transaction<'_>,
+    reference: &[u8],
+    transfer: &Transfer,
+) -> Result<bool, LedgerError> {
+    let Transfer { kind, debit, credit, amount } = *transfer;
+    let sql = "SELECT EXISTS (SELECT 1 FROM transfer WHERE reference = ?1 AND kind = ?2 AND debit = ?3
+               AND credit = ?4 AND amount = ?5)";
+    let values = params![reference, number(kind), row(debit), row(credit), amount.nano()];
+    Ok(transaction.query_row(sql, values, |row| row.get(0))?)
 }
 
 fn account_id(connection: &Connection, name: &str) -> Result<i64, LedgerError> {

@@ -126,8 +126,13 @@ impl Upstreams {
 
     /// What would happen to a request, in words.
     #[must_use]
-    pub fn explain(&self, ask: &Ask<'_>, hold: Option<HoldLines>) -> Explanation {
-        explain(&mut self.lock(), clock::now(), ask, hold)
+    pub fn explain(
+        &self,
+        ask: &Ask<'_>,
+        form_at: impl Fn(EndpointId) -> Form,
+        hold: Option<HoldLines>,
+    ) -> Explanation {
+        explain(&mut self.lock(), clock::now(), ask, form_at, hold)
     }
 
     /// To whom connections are kept open.

@@ -56,6 +56,15 @@ async fn a_cut_in_the_middle_of_a_fold_goes_to_the_next_and_costs_the_caller_not
 }
 
 #[tokio::test]
+async fn explain_shows_a_folded_route_with_the_watchdogs_of_a_stream() {
+    let mock = upstream(Script::default()).await;
+    let gateway = folding(&[&mock], "first_byte: auto, first_event: auto");
+    std::fs::write(gateway.folder().join("request.json"), whole_request()).unwrap();
+    let told = gateway.command(&["explain", "request.json"]);
+    assert!(told.contains("first_byte 5.0 s, first_event 5.0 s"), "{told}");
+}
+
+#[tokio::test]
 async fn an_error_inside_the_only_fold_is_a_real_error_and_charges_nothing() {
     let mock = upstream(script(r#"{"fault":{"kind":"cut_after_pieces","pieces":2}}"#)).await;
     let gateway = folding(&[&mock], QUICK);

@@ -311,7 +311,7 @@ async fn a_second_process_on_the_same_books_is_turned_away() {
     let only = upstream(Script::default()).await;
     let gateway = Setup::new(&[only.address()]).start();
     let refused = gateway.try_beside();
-    assert!(refused.contains("store.path: another gateway serves from"), "{refused}");
+    assert!(refused.contains("store.embedded.path: another gateway serves from"), "{refused}");
     assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
     assert!(gateway.ledger_is_right());
 }

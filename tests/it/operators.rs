@@ -51,6 +51,44 @@ async fn a_revoked_key_is_dead_at_once_and_a_rotated_one_overlaps() {
 }
 
 #[tokio::test]
+async fn a_reference_that_was_used_for_something_else_is_refused_and_moves_nothing() {
+    let (_upstream, gateway) = running().await;
+    gateway.command(&["accounts", "create", "gamma"]);
+    gateway.command(&["accounts", "top-up", "gamma", "1", "--reference", "invoice-1"]);
+    gateway.command(&["accounts", "refund", "gamma", "0.25", "--reference", "ticket-1"]);
+    for args in [
+        ["accounts", "top-up", "alpha", "1", "--reference", "invoice-1"],
+        ["accounts", "top-up", "gamma", "2", "--reference", "invoice-1"],
+        ["accounts", "refund", "gamma", "0.5", "--reference", "ticket-1"],
+    ] {
+        let refused = gateway.try_command(&args).unwrap_err();
+        assert!(refused.contains("was used for another account or amount already"), "{args:?}: {refused}");
+    }
+    assert_eq!(gateway.account("gamma", 0).balance_nano, 750_000_000);
+    gateway.command(&["accounts", "refund", "gamma", "0.75", "--reference", "ticket-2"]);
+    assert_eq!(
+        gateway.account("gamma", 0).balance_nano,
+        0,
+        "what was refused is still there to be given back"
+    );
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn the_numbers_of_a_statement_stand_in_columns() {
+    let (_upstream, gateway) = running().await;
+    Call::post(whole_request()).send(gateway.http).await;
+    gateway.account("alpha", 1);
+    let text = gateway.command(&["accounts", "statement", "alpha"]);
+    let mut lines = text.lines();
+    let (head, call) = (lines.next().unwrap(), lines.next().unwrap());
+    for (title, number) in [(" PROMPT", "10"), (" OUTPUT", "5")] {
+        let end = head.find(title).unwrap() + title.len();
+        assert!(call.get(..end).unwrap().ends_with(&format!(" {number}")), "{title} in\n{text}");
+    }
+}
+
+#[tokio::test]
 async fn money_that_is_set_aside_cannot_be_given_back() {
     let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
     let gateway = Setup::new(&[only.address()]).balance("0.02").start();

@@ -103,6 +103,8 @@ async fn accounts_and_keys_that_come_are_made_and_those_that_go_stay() {
         "beta is not in the file any more"
     );
     assert_eq!(gateway.reload().await.status, 200, "the balance of the file is booked once");
+    gateway.write_config(&gateway.config().replace("\"0.50\"", "\"0.75\""));
+    assert_eq!(gateway.reload().await.status, 200, "also when it says another one by now");
     assert_eq!(gateway.account("gamma", 1).balance_nano, 500_000_000 - 75_000);
     let taken = old.replace("sk-test-beta", "sk-test-gamma");
     gateway.write_config(&taken);
