@@ -132,8 +132,8 @@ pub(super) fn tier(object: &Object<'_>) -> Option<Tier> {
 fn edits(object: &Object<'_>, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
     let mut edits = object.rename_model(&shape.public_model);
     if strip_usage {
-        let usage = object.members().iter().filter(|m| m.key == "usage");
-        edits.extend(usage.map(|m| Edit { span: m.whole.clone(), with: vec![] }));
+        let usage = json::cuts(object.text(), object.members(), |m| m.key == "usage");
+        edits.extend(usage.into_iter().map(|span| Edit { span, with: vec![] }));
     }
     edits
 }
@@ -301,6 +301,18 @@ mod tests {
         let data = found.data.unwrap();
         let out = json::apply(&data, &mut piece.edits.clone());
         (piece, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn usage_that_comes_twice_is_taken_out_twice_wherever_it_stands() {
+        let says = r#""choices":[{"index":0,"delta":{"content":"a"}}]"#;
+        for data in [
+            format!(r#"{{"usage":{{"a":1}},"usage":{{"b":2}},{says}}}"#),
+            format!(r#"{{"usage":null,{says} , "usage":{{"b":2}} , "usage":3}}"#),
+        ] {
+            let (_, seen) = piece(&data, false);
+            assert!(json::check(seen.as_bytes()).is_ok() && !seen.contains("usage"), "{data} became {seen}");
+        }
     }
 
     fn chunk(delta: &str, finish: &str) -> String {
