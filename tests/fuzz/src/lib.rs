@@ -10,8 +10,6 @@
 #![expect(
     clippy::expect_used,
     clippy::panic,
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
     reason = "to panic is how a target says that a promise is broken"
 )]
 
