@@ -49,8 +49,8 @@ mod tests {
     #[test]
     fn no_format_and_no_panic_shows_it() {
         let secret = Secret::new("sk-hidden");
-        let failed: Result<(), (u8, Secret)> = Err((7, secret.clone()));
-        let panic = catch_unwind(AssertUnwindSafe(|| failed.expect("nothing"))).unwrap_err();
+        let fails = |held: (u8, Secret)| assert_eq!(held, (8, Secret::new("")), "it differs");
+        let panic = catch_unwind(AssertUnwindSafe(|| fails((7, secret.clone())))).unwrap_err();
         let said = panic.downcast_ref::<String>().unwrap();
         assert!(said.contains('7'), "the panic tells the rest: {said}");
         for text in [format!("{secret:?} {secret:#?} {:?}", Some(&secret)), said.clone()] {
