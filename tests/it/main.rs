@@ -33,6 +33,7 @@ mod preferences;
 mod reload;
 mod repeats;
 mod routing;
+mod secrets;
 mod simulation;
 mod streams;
 mod support;
