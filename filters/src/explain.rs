@@ -327,7 +327,7 @@ mod tests {
         let mut board = board(now);
         fail(&mut board, now, 0, &Failure::Status(429));
         let preferences = Preferences { no_fallbacks: true, ..Preferences::default() };
-        let explained = explain(&mut board, now, &ask(&preferences), None);
+        let explained = explain(&mut board, now, &ask(&preferences), |_| Form::Stream, None);
         let why: Vec<_> = explained.candidates.iter().map(|c| (c.endpoint.as_str(), c.why())).collect();
         assert_eq!(why[0], ("p1/native", "healthy".to_owned()));
         assert!(why[1].0 == "p0/native" && why[1].1.starts_with("rests"), "{why:?}");
