@@ -47,12 +47,19 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often an heir looks whether somebody is at the door, or the folder is free.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How many looks the sockets of a process that has just left may take to be free: five seconds.
+const CLOSING_LOOKS: u32 = 100;
+
 /// How accounts' limits stand.
 pub type Limits = Vec<(AccountId, Carried)>;
 
 /// Listening sockets by their address: bound here, or handed over.
 #[derive(Debug, Default)]
-pub struct Sockets(Vec<(SocketAddr, TcpListener)>);
+pub struct Sockets {
+    open: Vec<(SocketAddr, TcpListener)>,
+    /// How often one that is still taken is tried again.
+    tries: u32,
+}
 
 impl Sockets {
     /// The socket of an address; bound now where none was handed over.
@@ -60,14 +67,14 @@ impl Sockets {
     /// # Errors
     /// When it cannot be bound; `field` says in the message whose it is.
     pub fn get(&mut self, field: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-        if !self.0.iter().any(|(known, _)| *known == address) {
-            let bound =
-                TcpListener::bind(address).with_context(|| format!("cannot bind {field} {address}"))?;
+        if !self.open.iter().any(|(known, _)| *known == address) {
+            let bound = bind(address, self.tries, || std::thread::sleep(LOOK))
+                .with_context(|| format!("cannot bind {field} {address}"))?;
             // Both Pingora and axum poll them.
             bound.set_nonblocking(true)?;
-            self.0.push((address, bound));
+            self.open.push((address, bound));
         }
-        let found = self.0.iter().find(|(known, _)| *known == address).context("a socket got lost")?;
+        let found = self.open.iter().find(|(known, _)| *known == address).context("a socket got lost")?;
         Ok(found.1.try_clone()?)
     }
 
@@ -80,9 +87,20 @@ impl Sockets {
         let wanted = |address: SocketAddr| {
             address == listen.admin || listen.callers.iter().any(|listener| listener.address == address)
         };
-        self.0.retain(|(address, _)| wanted(*address));
+        self.open.retain(|(address, _)| wanted(*address));
         let open = |listener: &Listener| Ok((listener.address, self.get(listener.field, listener.address)?));
         listen.callers.iter().map(open).collect()
+    }
+}
+
+fn bind(address: SocketAddr, tries: u32, mut pause: impl FnMut()) -> io::Result<TcpListener> {
+    let mut left = tries;
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && left > 0 => left -= 1,
+            bound => return bound,
+        }
+        pause();
     }
 }
 
@@ -252,7 +270,9 @@ pub fn wait(data: &Path) -> anyhow::Result<Inheritance> {
         }
         if let Some(owner) = boot::own(data)? {
             tracing::info!("the process that served has left by itself");
-            break Inheritance { owner, sockets: Sockets::default(), line: None };
+            // Its lock goes a little before its sockets: they are closed when the process is gone.
+            let sockets = Sockets { open: vec![], tries: CLOSING_LOOKS };
+            break Inheritance { owner, sockets, line: None };
         }
         std::thread::sleep(LOOK);
     };
@@ -286,11 +306,11 @@ fn door(data: &Path) -> PathBuf {
 }
 
 fn send_offer(stream: &UnixStream, owner: &File, sockets: &Sockets) -> anyhow::Result<()> {
-    let addresses = sockets.0.iter().map(|(address, _)| *address).collect();
+    let addresses = sockets.open.iter().map(|(address, _)| *address).collect();
     let mut line = serde_json::to_vec(&Message::Offer(addresses))?;
     line.push(b'\n');
     let mut files: Vec<BorrowedFd<'_>> = vec![owner.as_fd()];
-    files.extend(sockets.0.iter().map(|(_, socket)| socket.as_fd()));
+    files.extend(sockets.open.iter().map(|(_, socket)| socket.as_fd()));
     anyhow::ensure!(
         files.len() <= FILES_MAX && line.len() <= OFFER_BYTES_MAX,
         "too many sockets to hand over"
@@ -334,6 +354,23 @@ fn take_offer(stream: UnixStream) -> anyhow::Result<Inheritance> {
     );
     let mut files = files.into_iter();
     let owner = File::from(files.next().context("no lock")?);
-    let sockets = Sockets(addresses.into_iter().zip(files.map(TcpListener::from)).collect());
+    let open = addresses.into_iter().zip(files.map(TcpListener::from)).collect();
+    let sockets = Sockets { open, tries: 0 };
     Ok(Inheritance { owner, sockets, line: Some(line) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_is_about_to_be_closed_is_waited_for_and_no_longer_than_said() {
+        let mut taken = Some(TcpListener::bind("127.0.0.1:0").unwrap());
+        let address = taken.as_ref().unwrap().local_addr().unwrap();
+        let mut pauses = 0;
+        let refused = bind(address, 3, || pauses += 1).unwrap_err();
+        assert_eq!((refused.kind(), pauses), (io::ErrorKind::AddrInUse, 3));
+        let bound = bind(address, 3, || drop(taken.take())).unwrap();
+        assert_eq!(bound.local_addr().unwrap(), address);
+    }
 }

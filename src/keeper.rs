@@ -53,6 +53,8 @@ pub struct Keeper {
     pub reloader: Option<Arc<Reloader>>,
     pub books: Arc<Books>,
     pub data: PathBuf,
+    /// Another process served before.
+    pub took_over: bool,
 }
 
 /// What the service manager and the log are told.
@@ -195,7 +197,7 @@ impl Keeper {
             }
             looks += 1;
         }
-        if looks > 1 {
+        if looks > 1 || self.took_over {
             tracing::info!("no process before this one is left");
         }
         std::future::pending::<()>().await;

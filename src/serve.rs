@@ -126,6 +126,7 @@ fn serve(
         reloader: reloader.clone(),
         books: Arc::clone(&books),
         data: data.clone(),
+        took_over: upgrade,
     };
     let token = admin::token(&data, line.is_some()).context("cannot write the admin token")?;
     let (owner, orderly) = succession::come_into(owner, line, &data, &booted.store)?;
