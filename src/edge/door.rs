@@ -135,8 +135,7 @@ impl<A> Door<A> {
             }
         };
         let requests_max = bounds.requests_per_connection_max;
-        let connection =
-            Arc::new(Connection::new(caller, http2, until, bounds.head_timeout, requests_max));
+        let connection = Arc::new(Connection::new(caller, http2, until, bounds.head_timeout, requests_max));
         Ok(Line {
             proxy: Arc::new(connection.digest().map_err(|_| Refused::Left)?),
             socket: Arc::new(digest(inner.as_ref(), caller)),

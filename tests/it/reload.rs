@@ -135,7 +135,8 @@ async fn limits_and_bounds_of_a_reload_count_and_what_needs_a_restart_is_named()
 #[tokio::test]
 async fn what_a_connection_may_take_follows_a_reload_for_new_ones() {
     let (_upstream, gateway) = running().await;
-    let more = "bounds: { head_timeout: 300ms, write_timeout: 5s, requests_per_connection_max: 1, keepalive: 9s }";
+    let more =
+        "bounds: { head_timeout: 300ms, write_timeout: 5s, requests_per_connection_max: 1, keepalive: 9s }";
     gateway.write_config(&gateway.config().replace("providers:\n", &format!("{more}\nproviders:\n")));
     let outcome = gateway.reload().await.json();
     assert_eq!(outcome["needs_restart"], serde_json::json!(["bounds.keepalive over HTTP/2"]));

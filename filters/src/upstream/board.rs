@@ -1691,7 +1691,8 @@ mod tests {
     }
 
     fn find_of(played: &mut Played, models: &[usize]) -> Found {
-        let (models, preferences) = (models.iter().copied().map(ModelId).collect::<Vec<_>>(), Preferences::default());
+        let (models, preferences) =
+            (models.iter().copied().map(ModelId).collect::<Vec<_>>(), Preferences::default());
         let ask = Ask { models: &models, form: Form::Stream, prompt_tokens: 10, preferences: &preferences };
         played.board.candidates(played.now, &ask, &mut played.rng)
     }
@@ -1733,7 +1734,10 @@ mod tests {
         let Found::Plan(mut both) = find_of(&mut played, &[0, 1]) else { panic!("one may try") };
         assert_eq!(both.order.len(), 2);
         let full = |found: Found| matches!(found, Found::AllRefused { .. });
-        assert!(full(find_of(&mut played, &[0])) && full(find_of(&mut played, &[1])), "both places are taken");
+        assert!(
+            full(find_of(&mut played, &[0])) && full(find_of(&mut played, &[1])),
+            "both places are taken"
+        );
         serve(&mut played, &mut both, other);
         played.board.finish(both.pass);
         let (_one, _two) = (find_of(&mut played, &[1]), find_of(&mut played, &[1]));

@@ -492,7 +492,10 @@ async fn upgrades_under_load_fail_no_call_of_http2() {
 
 #[tokio::test]
 async fn a_hundred_streams_of_one_connection_go_on_to_the_next_candidate_or_leave() {
-    let first = upstream(script(r#"{"fault":{"kind":"error_event","pieces":0,"body":"{\"error\":{\"code\":503}}"}}"#)).await;
+    let first = upstream(script(
+        r#"{"fault":{"kind":"error_event","pieces":0,"body":"{\"error\":{\"code\":503}}"}}"#,
+    ))
+    .await;
     let second = upstream(script(r#"{"delay_first_event_ms":300}"#)).await;
     let setup = Setup::new(&[first.address(), second.address()])
         .providers("first_byte: 15s, first_event: 15s, idle: 15s")
@@ -520,12 +523,14 @@ async fn a_hundred_streams_of_one_connection_go_on_to_the_next_candidate_or_leav
 #[tokio::test]
 async fn trailers_and_expectations_of_a_large_upload_change_nothing() {
     let only = upstream(Script::default()).await;
-    let setup = Setup::new(&[only.address()]).balance("1000.00").providers("first_byte: 20s, first_event: 20s");
+    let setup =
+        Setup::new(&[only.address()]).balance("1000.00").providers("first_byte: 20s, first_event: 20s");
     let (gateway, internal) = inside(setup);
     let mut caller = Http2::connect(internal).await;
     let mut body = Bytes::from(whole_request().replace("hi", &"x".repeat(8 << 20)));
     let mut send = caller.send.clone().ready().await.unwrap();
-    let request = Http2::request(Method::POST, "/v1/chat/completions").header("expect", "100-continue").body(());
+    let request =
+        Http2::request(Method::POST, "/v1/chat/completions").header("expect", "100-continue").body(());
     let (answer, mut stream) = send.send_request(request.unwrap(), false).unwrap();
     stream.reserve_capacity(body.len());
     while !body.is_empty() {
