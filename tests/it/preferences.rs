@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tollgate::mock::{Mock, Script};
 
-use super::support::{Answer, Call, Gateway, Setup, script, upstream};
+use super::support::{Answer, Call, Gateway, Setup, script, upstream, whole_request};
 
 const DEAD: &str = r#"{"fault":{"kind":"status","code":503}}"#;
 
@@ -134,6 +134,35 @@ async fn without_fallbacks_the_first_failure_is_the_answer() {
         assert!(mocks[1].requests().is_empty());
         assert_eq!(ask(&gateway, "gpt-a", &json!({})).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn without_fallbacks_our_other_credential_is_still_no_other_provider() {
+    let busy = upstream(script(r#"{"fault":{"kind":"status","code":429},"fault_count":1}"#)).await;
+    let other = upstream(Script::default()).await;
+    let setup = Setup::new(&[busy.address(), other.address()]).provider(0, "credentials: [k-one, k-two]");
+    let gateway = setup.start();
+    let answer = ask(&gateway, "gpt-a", &json!({ "provider": { "allow_fallbacks": false } })).await;
+    assert_eq!((answer.status, answer.header("x-tollgate-upstream")), (200, Some("u0/up-a#2")));
+    assert!(other.requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_caller_who_wants_a_dead_provider_alone_keeps_nobody_else_waiting() {
+    let dead = upstream(script(DEAD)).await;
+    let well = upstream(script(r#"{"delay_head_ms":100}"#)).await;
+    let gateway = Setup::new(&[dead.address(), well.address()]).start();
+    while gateway.endpoint_metric("tollgate_endpoint_refused", "u0/up-a").await < 1.0 {
+        assert_eq!(ask(&gateway, "gpt-a", &json!({ "provider": { "order": ["u0"] } })).await.status, 200);
+    }
+    dead.set_script(script(r#"{"fault":{"kind":"hang_before_head"}}"#));
+    let pinned = asking("gpt-a", &json!({ "provider": { "only": ["u0"] } }));
+    let refused = pinned.send(gateway.http).await;
+    assert_eq!((refused.status, refused.code().as_str()), (503, "no_upstream"));
+    assert!(refused.header("retry-after").is_some());
+    let others = (0..4).map(|_| Call::post(whole_request()).send(gateway.http));
+    let answers = futures::future::join_all(others).await;
+    assert!(answers.iter().all(|answer| answer.status == 200), "{:?}", answers[0].text());
 }
 
 #[tokio::test]

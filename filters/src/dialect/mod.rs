@@ -158,15 +158,6 @@ impl Piece {
 }
 
 impl Dialect {
-    /// The operation that every server of it knows.
-    #[must_use]
-    pub const fn first_operation(self) -> Operation {
-        match self {
-            Self::OpenAi => Operation::Chat,
-            Self::Anthropic => Operation::Messages,
-        }
-    }
-
     /// What an error status with its body says.
     #[must_use]
     pub fn error(self, status: u16, body: &[u8]) -> UpstreamError {

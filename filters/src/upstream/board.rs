@@ -307,9 +307,12 @@ impl Stand {
     /// Whether it may be asked.
     #[must_use]
     pub const fn admits(&self) -> bool {
-        self.dropped.is_none()
-            && !matches!(self.breaker, Admission::Refused(_))
-            && !matches!(self.rest, Standing::Resting { .. })
+        self.dropped.is_none() && self.admits_others()
+    }
+
+    /// Whether it may be asked for those whose preferences leave it.
+    const fn admits_others(&self) -> bool {
+        !matches!(self.breaker, Admission::Refused(_)) && !matches!(self.rest, Standing::Resting { .. })
     }
 
     /// Until when it may not.
@@ -738,8 +741,9 @@ impl Board {
         let Some((spec, model)) = self.layout.models.get(id.0).zip(self.models.get_mut(id.0)) else {
             return (vec![], None);
         };
-        let refused_by_breaker = admitted.is_empty() && own().any(Stand::is_fall_back);
-        let place = match model.gate.ask(now, refused_by_breaker, now + PLACE) {
+        // The gate is everybody's: what one caller's preferences leave must not put it up for the others.
+        let all_refuse = !own().any(Stand::admits_others) && own().any(Stand::is_fall_back);
+        let place = match model.gate.ask(now, all_refuse, now + PLACE) {
             Gate::Away => None,
             Gate::Try(place) => Some((id, place)),
             Gate::Full => return (vec![], None),
@@ -774,15 +778,18 @@ impl Board {
             ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
             return (routes, place);
         }
-        // A half-open endpoint is asked by whoever comes: its success is what opens the way again.
-        if let Some(probe) = candidates.iter().position(is_probe) {
+        // A half-open endpoint is asked by whoever comes and can go on from there: its success is what opens the way
+        // again. Nor does anybody explore who allows no fall-back.
+        let may_fail = !ask.preferences.no_fallbacks;
+        let explores = spec.explore && may_fail;
+        if let Some(probe) = candidates.iter().position(is_probe).filter(|_| may_fail) {
             route::begin_with(&mut candidates, probe);
         } else if let Some(lost) = lost_place(&candidates, &admitted)
-            && spec.explore
+            && explores
             && model.explorer.return_is_due(now, rng)
         {
             route::begin_with(&mut candidates, lost);
-        } else if spec.explore
+        } else if explores
             && model.explorer.is_due(now, rng)
             && let Some(standby) = self.least_called(&candidates)
         {
@@ -1720,6 +1727,44 @@ mod tests {
         }
         let (one, two) = (find_of(&mut played, &[0]), find_of(&mut played, &[0]));
         assert!(matches!((one, two), (Found::Plan(_), Found::AllRefused { .. })), "one at a time");
+    }
+
+    #[test]
+    fn a_caller_who_wants_the_refused_route_alone_puts_up_no_gate_for_others() {
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        let only = |name: &str| Preferences { only: Some(vec![name.into()]), ..Preferences::default() };
+        let found = played.find(&only("p0"));
+        assert!(matches!(found, Found::AllRefused { rate_limited: false, .. }), "{found:?}");
+        for _ in 0..3 {
+            let Found::Plan(plan) = played.find(&Preferences::default()) else { panic!("the other is well") };
+            assert_eq!(plan.order, [route(1)]);
+            assert!(matches!(played.find(&only("p1")), Found::Plan(_)));
+        }
+    }
+
+    #[test]
+    fn a_caller_who_allows_no_fall_back_neither_probes_nor_explores() {
+        let single = Preferences { no_fallbacks: true, ..Preferences::default() };
+        let mut played = Played::new(&[100, 80]);
+        for _ in 0..3 {
+            played.attempt(0, failed(Failure::Status(503)));
+        }
+        played.wait(40_000);
+        let mut first = |played: &mut Played| {
+            let Found::Plan(plan) = played.find(&single) else { panic!("somebody can be asked") };
+            ids(&plan)
+        };
+        let weighs = played.order();
+        assert_eq!(weighs.len(), 2, "its breaker is closed");
+        for _ in 0..200 {
+            assert_eq!(first(&mut played), [1], "not the one that failed");
+        }
+        let mut played = Played::new(&[100, 80]);
+        played.open(0);
+        played.wait(13_000);
+        assert_eq!(first(&mut played), [1], "not the half-open one");
+        assert_eq!(played.order()[0], 0, "that is probed by who can go on");
     }
 
     #[test]

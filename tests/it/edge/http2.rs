@@ -489,3 +489,63 @@ async fn upgrades_under_load_fail_no_call_of_http2() {
     assert_eq!((account.calls, account.balance_nano), (answered, 1_000_000_000_000 - 75_000 * answered));
     assert!(gateway.ledger_is_right());
 }
+
+#[tokio::test]
+async fn a_hundred_streams_of_one_connection_go_on_to_the_next_candidate_or_leave() {
+    let first = upstream(script(
+        r#"{"fault":{"kind":"error_event","pieces":0,"body":"{\"error\":{\"code\":503}}"}}"#,
+    ))
+    .await;
+    let second = upstream(script(r#"{"delay_first_event_ms":300}"#)).await;
+    let setup = Setup::new(&[first.address(), second.address()])
+        .providers("first_byte: 15s, first_event: 15s, idle: 15s")
+        .balance("1000.00");
+    let (gateway, internal) = inside(setup);
+    let mut caller = Http2::connect(internal).await;
+    let mut answers = vec![];
+    for n in 0..100 {
+        let body = if n % 2 == 0 { stream_request() } else { whole_request() };
+        answers.push(caller.begin(Http2::chat(), body).await.unwrap());
+    }
+    second.wait_for_requests(100).await;
+    let stay = answers.split_off(30);
+    drop(answers);
+    for answer in stay {
+        let answer = read_answer(answer).await.unwrap();
+        assert_eq!((answer.status, answer.body.contains("world")), (200, true), "{}", answer.body);
+    }
+    gateway.wait_until_settled().await;
+    let row = gateway.account("alpha", 100);
+    assert_eq!(row.balance_nano, 1_000_000_000_000 - 70 * 75_000, "who left before the answer pays nothing");
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn trailers_and_expectations_of_a_large_upload_change_nothing() {
+    let only = upstream(Script::default()).await;
+    let setup =
+        Setup::new(&[only.address()]).balance("1000.00").providers("first_byte: 20s, first_event: 20s");
+    let (gateway, internal) = inside(setup);
+    let mut caller = Http2::connect(internal).await;
+    let mut body = Bytes::from(whole_request().replace("hi", &"x".repeat(8 << 20)));
+    let mut send = caller.send.clone().ready().await.unwrap();
+    let request =
+        Http2::request(Method::POST, "/v1/chat/completions").header("expect", "100-continue").body(());
+    let (answer, mut stream) = send.send_request(request.unwrap(), false).unwrap();
+    stream.reserve_capacity(body.len());
+    while !body.is_empty() {
+        let room = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().unwrap();
+        stream.send_data(body.split_to(room.min(body.len())), false).unwrap();
+    }
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("content-length", "1".parse().unwrap());
+    trailers.insert("authorization", "Bearer other".parse().unwrap());
+    stream.send_trailers(trailers).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, read_answer(answer)).await.unwrap().unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let sent = &only.requests()[0];
+    assert_eq!((sent.header("expect"), sent.header("trailer")), (None, None));
+    assert!(sent.body.len() > 8 << 20);
+    assert!(caller.call(Http2::chat(), whole_request()).await.is_ok(), "the connection goes on");
+    assert_eq!(gateway.spent(2), 1_000_000_000 - (1_000_000_000_000 - 150_000));
+}
