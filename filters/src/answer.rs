@@ -533,7 +533,7 @@ impl Answer {
             }
             Kind::Error(error) => Err(self.classed(error, event.data.as_deref().unwrap_or_default())),
             Kind::Unreadable if self.committed => {
-                out.extend_from_slice(&event.raw);
+                out.extend_from_slice(&seen(event, edits));
                 Ok(End::Open)
             }
             Kind::Unreadable => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable))),

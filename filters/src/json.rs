@@ -95,6 +95,21 @@ pub fn members_at<'a>(text: &'a str, span: &Range<usize>) -> Result<Vec<Member<'
     Ok(found.map(|m| Member { key: m.key, value: moved(m.value), whole: moved(m.whole) }).collect())
 }
 
+/// The bytes to cut so that some members of `text` are gone. A run of them at the head takes the comma behind it along,
+/// every other one the comma before: so no comma is asked for by two.
+#[must_use]
+pub fn cuts(text: &str, members: &[Member<'_>], is_cut: impl Fn(&Member<'_>) -> bool) -> Vec<Range<usize>> {
+    let head = members.iter().take_while(|member| is_cut(member)).count();
+    let mut cuts = vec![];
+    if let (Some(first), Some(last)) = (members.first(), head.checked_sub(1).and_then(|n| members.get(n))) {
+        let behind = text.get(last.value.end..).unwrap_or_default();
+        let comma = behind.find(|c: char| !c.is_ascii_whitespace()).filter(|_| members.len() > head);
+        cuts.push(first.whole.start..last.value.end + comma.map_or(0, |at| at + 1));
+    }
+    cuts.extend(members.iter().skip(head).filter(|member| is_cut(member)).map(|m| m.whole.clone()));
+    cuts
+}
+
 /// The value of the first member called `key` in a text that may be cut off anywhere.
 #[must_use]
 pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {

@@ -154,7 +154,7 @@ pub fn read(body: &str, members: &[Member<'_>]) -> Result<Stated, Rejection> {
             _ => read_provider(value, &mut preferences, members)?,
         }
     }
-    Ok(Stated { preferences, cuts: cuts(body, members) })
+    Ok(Stated { preferences, cuts: json::cuts(body, members, is_ours) })
 }
 
 fn is_ours(member: &Member<'_>) -> bool {
@@ -332,20 +332,6 @@ fn max_price(text: &str) -> Result<MaxPrice, Rejection> {
         *place = Some(Rate::parse_usd_per_million(digits).map_err(|e| bad(&e.to_string()))?);
     }
     Ok(max)
-}
-
-/// The bytes to cut. A run of members at the head takes the comma behind it along, every other member the
-/// one before: so no comma is asked for by two.
-fn cuts(body: &str, members: &[Member<'_>]) -> Vec<Range<usize>> {
-    let head = members.iter().take_while(|member| is_ours(member)).count();
-    let mut cuts = vec![];
-    if let (Some(first), Some(last)) = (members.first(), head.checked_sub(1).and_then(|n| members.get(n))) {
-        let behind = body.get(last.value.end..).unwrap_or_default();
-        let comma = behind.find(|c: char| !c.is_ascii_whitespace()).filter(|_| members.len() > head);
-        cuts.push(first.whole.start..last.value.end + comma.map_or(0, |at| at + 1));
-    }
-    cuts.extend(members.iter().skip(head).filter(|member| is_ours(member)).map(|m| m.whole.clone()));
-    cuts
 }
 
 fn invalid(param: &'static str, message: impl Into<String>) -> Rejection {

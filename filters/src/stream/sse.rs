@@ -196,8 +196,10 @@ impl Event {
     #[must_use]
     pub fn terminated(raw: &Bytes) -> Bytes {
         let missing: &[u8] = match raw.as_ref() {
-            [.., b'\n', b'\n'] | [.., b'\r', b'\r'] | [.., b'\n', b'\r', b'\n'] => b"",
-            [.., b'\n' | b'\r'] => b"\n",
+            [.., b'\n', b'\n'] | [.., b'\r', b'\r'] => b"",
+            [.., b'\n' | b'\r', b'\r', b'\n'] => b"",
+            [.., b'\n', b'\r'] | [.., b'\n'] => b"\n",
+            // An LF behind a CR alone would only make it a CRLF: one line end, and not two.
             _ => b"\n\n",
         };
         if missing.is_empty() {
@@ -297,6 +299,9 @@ mod tests {
             ("data: a\n\n", "data: a\n\n"),
             ("data: a\r\n\r\n", "data: a\r\n\r\n"),
             ("data: a\r\n", "data: a\r\n\n"),
+            ("data: a\r", "data: a\r\n\n"),
+            ("data: a\r\n\r", "data: a\r\n\r\n"),
+            ("data: a\r\r\n", "data: a\r\r\n"),
         ] {
             assert_eq!(Event::terminated(&Bytes::from(raw)), whole, "{raw:?}");
         }

@@ -53,8 +53,10 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
     // Some servers report usage in an object of its own, without any choices.
     let alone = object.value("choices").is_none() && object.value("usage").is_some();
     let found = if alone { Some(vec![]) } else { choices::<C>(&object) };
-    let Some(choices) = found else { return Piece::of(Kind::Unreadable) };
-    let mut piece = Piece::of(Kind::Opener);
+    // Behind the commit even what is not understood passes, but not as if nobody had looked at it.
+    let edits = edits(&object, shape, !shape.wants_usage);
+    let Some(choices) = found else { return Piece { edits, ..Piece::of(Kind::Unreadable) } };
+    let mut piece = Piece { edits, ..Piece::of(Kind::Opener) };
     for choice in &choices {
         let says_more = choice.count(&mut piece.produced);
         // Some servers send an empty reason where others send none.
@@ -69,7 +71,6 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
     if choices.is_empty() && piece.usage.is_some() && !shape.wants_usage {
         piece.kind = Kind::UsageOnly;
     }
-    piece.edits = edits(&object, shape, !shape.wants_usage);
     piece
 }
 
@@ -132,8 +133,8 @@ pub(super) fn tier(object: &Object<'_>) -> Option<Tier> {
 fn edits(object: &Object<'_>, shape: &Shape, strip_usage: bool) -> Vec<Edit> {
     let mut edits = object.rename_model(&shape.public_model);
     if strip_usage {
-        let usage = object.members().iter().filter(|m| m.key == "usage");
-        edits.extend(usage.map(|m| Edit { span: m.whole.clone(), with: vec![] }));
+        let usage = json::cuts(object.text(), object.members(), |m| m.key == "usage");
+        edits.extend(usage.into_iter().map(|span| Edit { span, with: vec![] }));
     }
     edits
 }
@@ -301,6 +302,25 @@ mod tests {
         let data = found.data.unwrap();
         let out = json::apply(&data, &mut piece.edits.clone());
         (piece, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn usage_that_comes_twice_is_taken_out_twice_wherever_it_stands() {
+        let says = r#""choices":[{"index":0,"delta":{"content":"a"}}]"#;
+        for data in [
+            format!(r#"{{"usage":{{"a":1}},"usage":{{"b":2}},{says}}}"#),
+            format!(r#"{{"usage":null,{says} , "usage":{{"b":2}} , "usage":3}}"#),
+        ] {
+            let (_, seen) = piece(&data, false);
+            assert!(json::check(seen.as_bytes()).is_ok() && !seen.contains("usage"), "{data} became {seen}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_shows_no_foreign_model_and_no_usage_either() {
+        let (odd, seen) = piece(r#"{"choices":[{"finish_reason":1}],"model":"up-a","usage":{}}"#, false);
+        assert_eq!(odd.kind, Kind::Unreadable);
+        assert_eq!(seen, r#"{"choices":[{"finish_reason":1}],"model":"gpt-a"}"#);
     }
 
     fn chunk(delta: &str, finish: &str) -> String {
