@@ -18,7 +18,7 @@ use filters::upstream::watchdog::Limit;
 use ipnet::IpNet;
 
 use super::reach::{self, Reach};
-use super::{Faults, join, raw};
+use super::{Faults, address, join, raw};
 use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
@@ -202,6 +202,8 @@ pub struct Provider {
     /// All of its dialect. Never empty.
     pub surfaces: Vec<Operation>,
     pub base: BaseUrl,
+    /// Its name may stand for a private address.
+    pub private: bool,
     pub reach: Reach,
     pub region: String,
     /// They take turns; none: it wants none.
@@ -539,6 +541,7 @@ impl Check {
                 name: name.clone(),
                 dialect,
                 surfaces,
+                private: raw.private.unwrap_or(false) || address::is_local(&base.host),
                 base,
                 reach,
                 region: raw.region.unwrap_or_default(),
@@ -631,19 +634,19 @@ impl Check {
         let at = join(path, if credential.is_some() { "credential" } else { "credentials" });
         let written = credential.iter().chain(credentials.iter().flatten());
         // An environment variable may be there and empty: that is none.
-        let texts: Vec<&String> = written.filter(|text| !text.is_empty()).collect();
+        let texts: Vec<&Secret> = written.filter(|secret| !secret.expose().is_empty()).collect();
         if credentials.is_some() && texts.is_empty() {
             self.fault(&at, "name at least one credential, or leave it out");
         }
         for (index, text) in texts.iter().enumerate() {
-            if let Err(message) = credential::sound(text) {
+            if let Err(message) = credential::sound(text.expose()) {
                 self.fault(&at, message);
             }
             if texts.iter().take(index).any(|other| other == text) {
                 self.fault(&at, format!("number {} is the same as one before it", index + 1));
             }
         }
-        texts.into_iter().map(|text| Credential::fixed(Secret::new(text.as_str()))).collect()
+        texts.into_iter().cloned().map(Credential::fixed).collect()
     }
 
     fn base_url(&mut self, path: &str, text: &str) -> Option<BaseUrl> {
@@ -673,10 +676,13 @@ impl Check {
             plain.then(|| BaseUrl { tls, host, port, path: uri.path().trim_end_matches('/').to_owned() })
         });
         if parsed.is_none() {
-            self.fault(
-                path,
-                format!("`{text}` is no address such as https://host/v1, without query or user"),
-            );
+            // A user or a query may be a secret.
+            let shown = if text.contains(['@', '?']) { "this".to_owned() } else { format!("`{text}`") };
+            self.fault(path, format!("{shown} is no address such as https://host/v1, without query or user"));
+        }
+        if let Some(base) = parsed.as_ref().filter(|base| address::is_never(&base.host)) {
+            let what = "is link-local, a cloud's metadata service, or nobody's address: it is never called";
+            self.fault(path, format!("`{}` {what}; name the provider's own address", base.host));
         }
         parsed
     }
@@ -952,10 +958,11 @@ impl Check {
         catalogue: &Catalogue,
         seen: &mut HashMap<String, String>,
     ) -> Key {
-        if raw.key.len() < KEY_BYTES_MIN || !raw.key.bytes().all(|b| b.is_ascii_graphic()) {
+        let text = raw.key.expose();
+        if text.len() < KEY_BYTES_MIN || !text.bytes().all(|b| b.is_ascii_graphic()) {
             self.fault(join(path, "key"), "must have at least 8 visible ASCII characters and no spaces");
         }
-        if let Some(other) = seen.insert(raw.key.clone(), path.to_owned()) {
+        if let Some(other) = seen.insert(text.to_owned(), path.to_owned()) {
             self.fault(join(path, "key"), format!("is the same as {other}: a key belongs to one account"));
         }
         for model in raw.models.iter().flatten() {
@@ -973,7 +980,7 @@ impl Check {
         if let Err(bad) = settings.check() {
             self.fault(join(path, bad.field), bad.message);
         }
-        Key { secret: Secret::new(raw.key), settings }
+        Key { secret: raw.key, settings }
     }
 
     fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
@@ -1126,6 +1133,49 @@ bootstrap:
     fn a_price_written_as_a_float_is_refused_rather_than_rounded() {
         let text = GOOD.replace("\"1.005\"", "1.005");
         assert!(faults(&text).contains(&(Some(8), "models.m.price.input".to_owned())));
+    }
+
+    #[test]
+    fn a_config_prints_no_secret() {
+        let config = parse(GOOD, vars).unwrap_or_else(|e| panic!("{e}"));
+        let printed = format!("{config:?} {config:#?}");
+        assert!(printed.contains("host.example") && printed.contains("Secret(…)"), "{printed}");
+        for secret in ["prov-key", "sk-test-alpha"] {
+            assert!(!printed.contains(secret), "{printed}");
+        }
+    }
+
+    #[test]
+    fn an_upstream_that_may_never_be_called_is_a_fault_and_a_private_one_is_meant() {
+        let at = |base: &str| GOOD.replace("https://host.example/v1/", base);
+        for base in [
+            "http://169.254.169.254/v1",
+            "http://[fe80::1]/v1",
+            "http://[fd00:ec2::254]/v1",
+            "http://100.100.100.200/",
+            "http://[::ffff:169.254.169.254]/",
+            "http://metadata.google.internal/computeMetadata",
+            "http://0.0.0.0:8000/v1",
+        ] {
+            let faults = parse(&at(base), vars).expect_err(base);
+            assert_eq!(faults.0[0].path, "providers.p.base_url", "{base}");
+            assert!(faults.to_string().contains("never called"), "{base}: {faults}");
+        }
+        let private = |text: &str| {
+            parse(text, vars).unwrap_or_else(|e| panic!("{text}: {e}")).catalogue.endpoints[0]
+                .provider
+                .private
+        };
+        for (base, meant) in [
+            ("http://10.0.0.7:8000/v1", true),
+            ("http://vllm:8000/v1", true),
+            ("https://api.example.com/v1", false),
+        ] {
+            assert_eq!(private(&at(base)), meant, "{base}");
+        }
+        let said =
+            at("https://api.example.com/v1").replace("dialect: openai,", "dialect: openai, private: true,");
+        assert!(private(&said));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! Numbers that are not whole never become floats: prices reach [`checked`] as the text that was
 //! written.
 
+pub mod address;
 pub mod checked;
 pub mod raw;
 pub mod reach;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use deserr::{Deserr, ErrorKind, IntoValue, Map as _, Value, ValueKind, ValuePointerRef, take_cf_content};
 
 use super::Faults;
+use crate::secret::Secret;
 
 /// The whole file.
 #[derive(Debug, Deserr)]
@@ -230,6 +231,10 @@ pub struct Provider {
     pub surfaces: Option<Vec<SurfaceName>>,
     /// Everything before `/chat/completions` or `/messages`, such as `https://host/v1`.
     pub base_url: String,
+    /// Its name may stand for a private address (loopback, 10.0.0.0/8 and the like). Not needed for an address itself, nor
+    /// for a name that is no public one, such as `localhost`, `vllm` or `x.internal`. Default false.
+    #[deserr(default)]
+    pub private: Option<bool>,
     /// HTTP's version: `auto` (over TLS what both sides like best of 2 and 1.1, without TLS 1.1), `h1`, `h2` (2 over
     /// TLS and nothing else) or `h2c` (2 without TLS, for servers of which that is known). Default auto.
     #[deserr(default)]
@@ -245,10 +250,10 @@ pub struct Provider {
     pub server_name: Option<String>,
     /// The secret it gave us, sent as `Authorization: Bearer`, or to Anthropic as `x-api-key`.
     #[deserr(default)]
-    pub credential: Option<String>,
+    pub credential: Option<Secret>,
     /// Several of them instead: they take turns in their route's one place, and one over its limit rests alone.
     #[deserr(default)]
-    pub credentials: Option<Vec<String>>,
+    pub credentials: Option<Vec<Secret>>,
     /// A file with the secret alone instead: read again every second, and not taken while it cannot be used.
     #[deserr(default)]
     pub credential_file: Option<String>,
@@ -596,7 +601,7 @@ pub struct Limits {
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct BootstrapKey {
     /// The key itself; only its digest is kept.
-    pub key: String,
+    pub key: Secret,
     /// What you call it.
     #[deserr(default)]
     pub name: Option<String>,
@@ -684,6 +689,15 @@ impl Deserr<Faults> for Plain {
             }
             other => Err(wrong_kind(other, &[ValueKind::String, ValueKind::Map], at)),
         }
+    }
+}
+
+impl Deserr<Faults> for Secret {
+    fn deserialize_from_value<V: IntoValue>(
+        value: Value<V>,
+        at: ValuePointerRef<'_>,
+    ) -> Result<Self, Faults> {
+        String::deserialize_from_value(value, at).map(Self::new)
     }
 }
 

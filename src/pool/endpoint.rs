@@ -25,6 +25,7 @@ use pingora_load_balancing::{Backend, Backends};
 
 use super::peer::{Patience, UPSTREAM_IDLE, Via, peer};
 use crate::clock;
+use crate::config::address::{Range, range_of};
 use crate::config::checked::{FreeCheck, Provider};
 use crate::config::reach::Http;
 
@@ -53,7 +54,8 @@ impl Addresses {
     /// # Errors
     /// When the question of its check cannot be put.
     pub fn new(provider: &Provider) -> pingora::Result<Self> {
-        let dns = Dns { host: provider.base.host.clone(), port: provider.base.port };
+        let (host, port) = (provider.base.host.clone(), provider.base.port);
+        let dns = Dns { host, port, private: provider.private, told: AtomicBool::new(false) };
         Self::found_by(Box::new(dns), provider)
     }
 
@@ -153,9 +155,23 @@ fn question(
     Ok(question)
 }
 
+/// Looks a name up. Addresses that may not be called (see [`crate::config::address`]) are not found.
 struct Dns {
     host: String,
     port: u16,
+    private: bool,
+    /// That it was refused was said already; a call that finds no address looks it up again.
+    told: AtomicBool,
+}
+
+impl Dns {
+    fn allows(&self, address: &SocketAddr) -> bool {
+        match range_of(address.ip()) {
+            Range::Public => true,
+            Range::Private => self.private,
+            Range::Never => false,
+        }
+    }
 }
 
 #[async_trait]
@@ -166,9 +182,22 @@ impl ServiceDiscovery for Dns {
             .await
             .map_err(|_| Error::explain(ErrorType::ConnectTimedout, "the name look-up took too long"))?
             .or_err(ErrorType::ConnectNoRoute, "the name cannot be resolved")?;
+        let (called, refused): (Vec<_>, Vec<_>) = found.partition(|address| self.allows(address));
+        if refused.is_empty() {
+            self.told.store(false, Ordering::Relaxed);
+        } else if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                host = self.host,
+                addresses = ?refused,
+                "an upstream's name stands for addresses that are not called; private ones need `private: true`"
+            );
+        }
         let mut backends = BTreeSet::new();
-        for address in found {
+        for address in called {
             backends.insert(Backend::new(&address.to_string())?);
+        }
+        if backends.is_empty() {
+            return Error::e_explain(ErrorType::ConnectNoRoute, "the name has no address that may be called");
         }
         Ok((backends, HashMap::new()))
     }
@@ -197,6 +226,27 @@ mod tests {
 
     async fn mock() -> Mock {
         Mock::start(TcpListener::bind("127.0.0.1:0").await.unwrap(), Script::default()).await.unwrap()
+    }
+
+    fn name(host: &str, private: bool) -> Dns {
+        Dns { host: host.to_owned(), port: 80, private, told: AtomicBool::new(false) }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_turns_out_to_be_private_is_called_only_where_the_config_says_so() {
+        assert!(name("localhost", false).discover().await.is_err());
+        let (found, _) = name("localhost", true).discover().await.unwrap();
+        assert!(!found.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_turns_out_to_be_link_local_is_never_called() {
+        // As resolvers read it, the first is 169.254.169.254 in one number.
+        for host in ["2852039166", "0xa9fea9fe", "169.254.43518", "169.254.169.254", "::ffff:169.254.169.254"]
+        {
+            let found = name(host, true).discover().await;
+            assert!(found.is_err(), "{host}: {found:?}");
+        }
     }
 
     #[tokio::test]

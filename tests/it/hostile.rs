@@ -434,3 +434,24 @@ async fn keys_in_the_error_that_ends_a_stream_are_masked() {
         assert!(text.contains("\"error\"") && !text.contains(key), "{text}");
     }
 }
+
+#[tokio::test]
+async fn a_redirect_leads_nowhere() {
+    for status in [301, 302, 303, 307, 308] {
+        let elsewhere = Raw::start([Act::Say(good_whole())]).await;
+        let location = format!("http://{}/v1/chat/completions", elsewhere.address);
+        let redirect = format!(
+            "HTTP/1.1 {status} Moved\r\nlocation: {location}\r\nrefresh: 0; url={location}\r\ncontent-length: 0\r\n\r\n"
+        );
+        let only = Raw::start([Act::Say(redirect)]).await;
+        let gateway = Setup::new(&[only.address]).routing("attempts_max: 1").start();
+        for request in [stream_request(), whole_request()] {
+            let answer = Call::post(request).send(gateway.http).await;
+            assert_eq!((answer.status, answer.code().as_str()), (502, "upstream_failed"), "{status}");
+            assert_eq!(answer.header("location"), None, "{status}: the caller is not sent there either");
+        }
+        assert_eq!(only.requests().len(), 2, "{status}");
+        assert!(elsewhere.requests().is_empty(), "{status}: nobody followed it");
+        assert_eq!(gateway.spent(2), 0, "{status}");
+    }
+}

@@ -31,6 +31,7 @@ mod outages;
 mod preferences;
 mod repeats;
 mod routing;
+mod secrets;
 mod simulation;
 mod streams;
 mod support;
