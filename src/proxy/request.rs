@@ -38,16 +38,24 @@ pub(super) enum Asked {
 }
 
 /// Two readers could see two different ends of the body, and so two different next requests (RFC 9112
-/// §6.3: a request with both fields "ought to be handled as an error").
+/// §6.3: a request with both fields "ought to be handled as an error"). So could they of a head with lines that end in
+/// LF alone (§2.2), or of a coding beside `chunked`, which nobody needs: all of it is refused.
 fn has_ambiguous_framing(session: &Session) -> bool {
     let headers = &session.req_header().headers;
-    if headers.contains_key(TRANSFER_ENCODING)
-        && let Some(http1) = session.as_downstream().as_http1()
-    {
-        // Pingora has removed the length from the parsed head by now.
+    if let Some(http1) = session.as_downstream().as_http1() {
+        // Pingora has removed a length beside a coding from the parsed head by now.
         let raw = http1.get_headers_raw_bytes();
-        let mut names = raw.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b':').next());
-        return names.any(|name| name.trim_ascii().eq_ignore_ascii_case(b"content-length"));
+        let mut lines = raw.split_inclusive(|b| *b == b'\n');
+        if lines.any(|line| line.ends_with(b"\n") && !line.ends_with(b"\r\n")) {
+            return true;
+        }
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        if let Some(coding) = codings.next() {
+            let is_plain = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+            let mut names = raw.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b':').next());
+            let has_length = names.any(|name| name.trim_ascii().eq_ignore_ascii_case(b"content-length"));
+            return !is_plain || has_length || codings.next().is_some();
+        }
     }
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let odd = lengths.next().is_some_and(|value| !value.as_bytes().iter().all(u8::is_ascii_digit));
@@ -105,8 +113,7 @@ impl Gateway {
             return Err(Rejection::new(Reason::HeadTooLarge, message));
         }
         if has_ambiguous_framing(session) {
-            let message =
-                "The length of the body is said twice. Send one Content-Length, or Transfer-Encoding.";
+            let message = "The request's end can be read in two ways. Send one Content-Length, or `Transfer-Encoding: chunked` alone, and end every line with CR LF.";
             return Err(Rejection::new(Reason::InvalidRequest, message));
         }
         if head.method == Method::CONNECT {

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod http2;
+mod hygiene;
 mod proxy_protocol;
 mod tls;
 
