@@ -56,6 +56,22 @@ async fn a_balance_for_three_holds_admits_three_of_twenty() {
 }
 
 #[tokio::test]
+async fn what_a_call_did_not_use_of_its_hold_can_be_held_again_at_once() {
+    let only = upstream(Script::default()).await;
+    // One hold fits and, with what the calls before it cost, no second one: all of it is leased, nothing can be had anew.
+    let balance = hold_nano() + 9 * 75_000;
+    let gateway = Setup::new(&[only.address()]).balance(&format!("{balance}e-9")).start();
+    for call in 1..=10 {
+        let answer = Call::post(request()).send(gateway.http).await;
+        assert_eq!(answer.status, 200, "call {call}: {}", answer.text());
+    }
+    let last = Call::post(request()).send(gateway.http).await;
+    assert_eq!(last.status, 402, "what was used is gone: {}", last.text());
+    assert_eq!(gateway.account("alpha", 10).balance_nano, balance - 10 * 75_000);
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
 async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
     let only = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
     let granted = 300 * hold_nano() + 1;
