@@ -1,7 +1,7 @@
 //! A chat completion's answer: what each event is, what was used, what the caller must not see.
 //!
-//! Text completions differ from it in what a choice says, and in nothing else: [`event_of`] and
-//! [`whole_of`] read both.
+//! Text completions differ from it in what a choice says, and in nothing else: `event_of` and
+//! `whole_of` read both.
 
 use std::borrow::Cow;
 
