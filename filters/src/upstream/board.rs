@@ -1751,7 +1751,7 @@ mod tests {
             played.attempt(0, failed(Failure::Status(503)));
         }
         played.wait(40_000);
-        let mut first = |played: &mut Played| {
+        let first = |played: &mut Played| {
             let Found::Plan(plan) = played.find(&single) else { panic!("somebody can be asked") };
             ids(&plan)
         };
