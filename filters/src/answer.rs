@@ -298,6 +298,12 @@ impl Answer {
         self.finished >= self.shape.choices.max(1)
     }
 
+    /// Output tokens so far by our own count, whatever is reported.
+    #[must_use]
+    pub fn own_output(&self) -> u64 {
+        self.meter.own_output()
+    }
+
     /// The head has come.
     pub fn head(&mut self, status: u16, content_type: Option<&str>, content_encoding: Option<&str>) -> Step {
         let decoder = Decoder::of(content_encoding);
