@@ -309,7 +309,7 @@ impl Cli {
         match self.verb {
             Verb::Serve => {
                 let config = load(&self.config)?;
-                log::start(self.log);
+                let _writing = log::start(self.log);
                 serve::run(config)
             }
             Verb::Check => {
@@ -334,7 +334,7 @@ impl Cli {
             }
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;
-                log::start(self.log);
+                let _writing = log::start(self.log);
                 play(listen, script)
             }
         }
