@@ -34,8 +34,8 @@ use crate::pool::{Pool, Snapshot};
 use crate::proxy::{self, Bodies, Gateway, Warmer};
 use crate::store::{Embedded, Holds};
 
-/// How often holds of dropped requests are settled.
-const SWEEP: Duration = Duration::from_millis(10);
+/// How often holds of dropped requests are settled. Every admission does it too, so no money is missed meanwhile.
+const SWEEP: Duration = Duration::from_millis(50);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
 /// How often a node that reaches nobody tries again.
@@ -49,6 +49,8 @@ const LOOK_AT_CERTIFICATES: Duration = Duration::from_secs(1);
 /// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
 /// Pingora's default of 64 KiB is most of what an idle connection costs.
 const READ_BUFFER_BYTES: usize = 4 << 10;
+/// The head of an answer and a small body behind it go out in one write; Pingora's default is 1460.
+const WRITE_BUFFER_BYTES: usize = 4 << 10;
 /// Open files that the process needs beside connections and their upstreams'.
 const OTHER_FILES: u64 = 256;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
@@ -154,7 +156,7 @@ pub fn run_with(
 fn listening(listen: &Listen, door: Door<HttpProxy<Gateway>>) -> Service<Door<HttpProxy<Gateway>>> {
     let mut service = Service::new("gateway".to_owned(), door);
     for listener in &listen.callers {
-        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
+        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES).write(WRITE_BUFFER_BYTES);
         service.add_listener(ListenerConfig::tcp(listener.address.to_string()).l4_buffer(buffers));
     }
     service
@@ -242,6 +244,8 @@ fn raise_files_max(connections_max: usize) {
 fn server_conf(threads: usize, attempts_max: u32, drain_max: Duration) -> ServerConf {
     ServerConf {
         threads,
+        // One thread has nobody to steal from, and does without the locks for it.
+        work_stealing: threads > 1,
         // The planner counts; this only has to be larger. Every attempt may be sent twice.
         max_retries: 2 * usize::try_from(attempts_max).unwrap_or(5) + 2,
         // The drain is ours (see `drain`) and ends earlier than this.
