@@ -458,18 +458,18 @@ def more_keys(count, accounts):
     return prepare
 
 
-def pair(rig, r, measure, one, many, secs=None):
+def pair(rig, r, measure, one, many, **more):
     """CPU of a small request on two processes that take turns: what does `many` cost over `one`?"""
     rig.set_mock("size=700")
     costs = ([], [])
     for turn in range(rig.args.turns):
         for into, (running, opts) in list(zip(costs, (one, many)))[:: 1 if turn % 2 == 0 else -1]:
-            got = rig.load("closed", running, conns=64, secs=secs or rig.args.secs / 2, **opts)
+            got = rig.load("closed", running, conns=64, secs=rig.args.secs / 2, **opts)
             if got["failed"] > got["ok"] / 100:
                 raise RuntimeError(f"{measure}: {got['errors']}")
             into.append(1e6 * got["cpu"] / max(1, got["ok"]))
     a, b = map(statistics.median, costs)
-    rig.keep(r, measure, one=a, many=b, ratio=b / a)
+    rig.keep(r, measure, one=a, many=b, ratio=b / a, **more)
 
 
 def hot(rig, r):
@@ -501,17 +501,22 @@ def growth(rig, r):
     finally:
         many.stop()
         few.stop()
-    few, many = Running(rig, r.peer), Running(rig, r.peer)
-    n = rig.args.grow_holds
-    rig.set_mock("size=10,gap=600000,chunks=2", rig.up)
-    opener = subprocess.Popen(rig.load_cmd("sse", many, streams=n, ramp_ms=n, limit_secs=120), stdout=subprocess.DEVNULL,
+    # A provider of their own, with all the time there is: opening so many at once must not look like an outage.
+    slow = "first_byte: 300s, first_event: 300s, connect: 30s, idle: 300s"
+    providers = f'  slow: {{ dialect: openai, base_url: "http://127.0.0.1:{rig.good}/v1", {slow} }}'
+    models = '  slow: { price: { input: "1", output: "1" }, limits: { context: 100000, output: 4096 }, routes: [ { provider: slow } ] }'
+    few, many = Running(rig, r.peer), Running(rig, r.peer, providers, models)
+    # The gateway and the mock have two descriptors for each.
+    n = min(rig.args.grow_holds, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000) // 2)
+    rig.set_mock("size=10,gap=250000,chunks=2", rig.good)
+    opener = subprocess.Popen(rig.load_cmd("sse", many, streams=n, ramp_ms=2 * n, limit_secs=200, model="slow"), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, preexec_fn=pinned(LOAD_CPU, rig.args, 2), start_new_session=True)
     try:
         until = time.monotonic() + 60
-        while rig.mock_counts()["requests"] < n and time.monotonic() < until:
+        while rig.mock_counts(rig.good)["requests"] < n and time.monotonic() < until:
             time.sleep(0.2)
         time.sleep(1)
-        pair(rig, r, "grow.holds", (few, {}), (many, {}))
+        pair(rig, r, "grow.holds", (few, {}), (many, {}), holds=n)
     finally:
         opener.kill()
         opener.wait()

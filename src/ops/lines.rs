@@ -142,7 +142,7 @@ impl Drop for Writing {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
     use tracing::subscriber::with_default;
 
@@ -151,7 +151,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     /// Shows each write.
-    struct Shown(Sender<String>);
+    struct Shown(SyncSender<String>);
 
     impl Write for Shown {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     fn started() -> (Lines, Writing, Receiver<String>) {
-        let (sender, shown) = channel();
+        let (sender, shown) = sync_channel(1 << 16);
         let (lines, writing) = Lines::start(Shown(sender));
         (lines, writing, shown)
     }
