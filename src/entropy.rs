@@ -40,8 +40,10 @@ pub fn hold_id() -> HoldId {
     HoldId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().as_u128())
 }
 
-/// A new request id.
+/// A new request id: milliseconds since 1970 in 12 hexadecimal digits, and 20 random ones. Like holds they sort
+/// by time, so that the ledger's index of them grows at its end and not all over.
 #[must_use]
 pub fn request_id() -> String {
-    with_rng(|rng| format!("req_{:016x}{:016x}", rng.next_u64(), rng.next_u64()))
+    let millis = clock::unix_ms();
+    with_rng(|rng| format!("req_{millis:012x}{:04x}{:016x}", rng.next_u32() >> 16, rng.next_u64()))
 }

@@ -34,6 +34,8 @@ use crate::proxy::{self, Gateway};
 /// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
 /// Pingora's default of 64 KiB is most of what an idle connection costs.
 const READ_BUFFER_BYTES: usize = 4 << 10;
+/// The head of an answer and a small body behind it go out in one write; Pingora's default is 1460.
+const WRITE_BUFFER_BYTES: usize = 4 << 10;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
 /// path of 100 ms until they are faster than 10 MB/s.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -120,7 +122,7 @@ pub fn service(
     let app = Patient { app: Arc::new(door(conf, gateway, listeners)), drain };
     let mut service = Service::new("gateway".to_owned(), app);
     for (address, _) in &entrance.sockets {
-        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES);
+        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES).write(WRITE_BUFFER_BYTES);
         service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffers));
     }
     Front { service, entrance }

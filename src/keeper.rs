@@ -23,8 +23,10 @@ use crate::pool::Pool;
 use crate::reload::Reloader;
 use crate::store::Embedded;
 
-/// How often holds of dropped requests are settled.
-const SWEEP: Duration = Duration::from_millis(10);
+/// How often holds of dropped requests are settled. Every admission does it too, so no money is missed meanwhile.
+const SWEEP: Duration = Duration::from_millis(50);
+/// How often to look whether our own port answers yet.
+const ANNOUNCE_LOOK: Duration = Duration::from_millis(10);
 /// How often the addresses of endpoints are looked up.
 const LOOKUP: Duration = Duration::from_secs(30);
 /// How often a node that reaches nobody tries again.
@@ -215,7 +217,7 @@ impl Keeper {
         while !self.started.load(Ordering::Acquire)
             || tokio::net::TcpStream::connect(self.first).await.is_err()
         {
-            tokio::time::sleep(SWEEP).await;
+            tokio::time::sleep(ANNOUNCE_LOOK).await;
         }
         self.serving.store(true, Ordering::Release);
         self.notify.ready(&status(self.first));

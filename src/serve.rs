@@ -254,6 +254,8 @@ fn raise_files_max(connections_max: usize) {
 fn server_conf(threads: usize) -> ServerConf {
     ServerConf {
         threads,
+        // One thread has nobody to steal from, and does without the locks for it.
+        work_stealing: threads > 1,
         // The planner counts; this only has to be larger. Every attempt may be sent twice.
         max_retries: 2 * ATTEMPTS_MAX + 2,
         // The drain is ours (see `drain`) and ends earlier than this.

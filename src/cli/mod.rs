@@ -320,7 +320,7 @@ impl Cli {
         let done = match self.verb {
             Verb::Serve { upgrade } => {
                 let (config, version) = load_version(&self.config)?;
-                log::start(self.log);
+                let _writing = log::start(self.log);
                 return serve::run(config, Source { file: self.config, version }, upgrade);
             }
             Verb::Check => {
@@ -352,7 +352,7 @@ impl Cli {
             }
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;
-                log::start(self.log);
+                let _writing = log::start(self.log);
                 play(listen, script)
             }
         };

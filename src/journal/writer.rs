@@ -221,7 +221,7 @@ impl Writer {
     fn sort(&mut self, entries: Vec<Entry>, buffer: &mut Vec<u8>) -> Batch {
         let mut batch = Batch { settled: std::mem::take(&mut self.unwritten), ..Batch::default() };
         for posting in &batch.settled {
-            put(&Record::Settled(posting.settled.clone()), buffer);
+            put(&Record::Settled((*posting.settled).clone()), buffer);
         }
         for entry in entries {
             match entry.what {
@@ -234,7 +234,7 @@ impl Writer {
                     self.number += 1;
                     self.shared.unposted.fetch_add(1, Ordering::AcqRel);
                     put(&Record::Settled((*record).clone()), buffer);
-                    batch.settled.push(Posting { settled: *record, number: self.number });
+                    batch.settled.push(Posting { settled: record, number: self.number });
                     batch.settle_waiters.push(entry.written);
                 }
             }

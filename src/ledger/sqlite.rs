@@ -3,6 +3,7 @@
 //! `synchronous=FULL`: what is committed survives a power cut. Its constraints mirror
 //! `filters::money::transfer`, so that a bad row is refused twice.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -143,8 +144,19 @@ impl Ledger for Sqlite {
     fn post(&mut self, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
         let transaction = self.connection.transaction()?;
         let mut new = 0;
+        // One sum an account: a batch is booked whole or not at all, so nobody sees the steps.
+        let mut charged: HashMap<i64, i64> = HashMap::new();
         for settled in batch {
-            new += usize::from(post_one(&transaction, boot, settled)?);
+            if let Some(amount) = post_one(&transaction, settled)? {
+                new += 1;
+                let sum = charged.entry(settled.account).or_default();
+                *sum = sum
+                    .checked_add(amount)
+                    .ok_or_else(|| LedgerError::Violation("a batch charges more than there is".to_owned()))?;
+            }
+        }
+        for (account, amount) in charged {
+            take_charged(&transaction, boot, account, amount)?;
         }
         transaction.commit()?;
         Ok(new)
@@ -508,7 +520,8 @@ const LAWS: [(&str, &str); 9] = [
     ),
 ];
 
-fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Result<bool, LedgerError> {
+/// Books one ended hold. Answers what it charged, or nothing where it was booked before.
+fn post_one(transaction: &Transaction<'_>, settled: &Settled) -> Result<Option<i64>, LedgerError> {
     let hold = HoldId(settled.id).to_bytes();
     let [held, captured, released, excess, shortfall] = settled.parts;
     let tokens = serde_json::Value::from(settled.tokens.to_vec()).to_string();
@@ -543,7 +556,7 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
             settled.price_version,
         ])?;
     if new == 0 {
-        return Ok(false);
+        return Ok(None);
     }
     let settlement = settled.settlement();
     let mut transfers = settlement.transfers(settled.account());
@@ -566,18 +579,27 @@ fn post_one(transaction: &Transaction<'_>, boot: i64, settled: &Settled) -> Resu
     for transfer in &transfers {
         book(transaction, &hold, transfer, "", settled.at_ms)?;
     }
-    let charged = settlement.charged().nano();
+    Ok(Some(settlement.charged().nano()))
+}
+
+/// Takes what was charged out of an account's balance and out of the lease that it was spent from.
+fn take_charged(
+    transaction: &Transaction<'_>,
+    boot: i64,
+    account: i64,
+    charged: i64,
+) -> Result<(), LedgerError> {
     if charged > 0 {
         transaction
             .prepare_cached("UPDATE lease SET amount = amount - ?3 WHERE account = ?1 AND boot = ?2")?
-            .execute(params![settled.account, boot, charged])?;
+            .execute(params![account, boot, charged])?;
         transaction
             .prepare_cached(
                 "UPDATE balance SET posted = posted - ?2, leased = leased - ?2 WHERE account = ?1",
             )?
-            .execute(params![settled.account, charged])?;
+            .execute(params![account, charged])?;
     }
-    Ok(true)
+    Ok(())
 }
 
 fn lease_what_is_free(transaction: &Transaction<'_>, boot: i64) -> Result<(), LedgerError> {

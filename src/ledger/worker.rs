@@ -1,8 +1,9 @@
 //! The ledger's thread: takes settled holds from the journal and books them in batches.
 //!
-//! A batch is one transaction. One that fails is tried again and again: the journal keeps what is
-//! not booked, and admission stops when too much of it waits. A process that leaves gives up after
-//! a few tries; the next start replays its journal.
+//! A batch is one transaction, of everything that ended within [`GATHER`]: a commit writes whole pages and
+//! waits for the disk, however little is in it, and nobody waits for the ledger. One that fails is tried
+//! again and again: the journal keeps what is not booked, and admission stops when too much of it waits. A
+//! process that leaves gives up after a few tries; the next start replays its journal.
 
 use std::io;
 use std::sync::mpsc::Receiver;
@@ -14,6 +15,8 @@ use crate::journal::{Journal, Posting, Settled};
 
 /// The most that one transaction books.
 const BATCH_MAX: usize = 4096;
+/// How long a batch gathers what ends.
+const GATHER: Duration = Duration::from_millis(50);
 /// How long to wait before a failed batch is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 /// How often a failed batch is tried again once the process leaves.
@@ -36,12 +39,15 @@ pub fn start(
         let mut all_booked = true;
         while let Ok(first) = postings.recv() {
             let mut number = first.number;
-            let mut batch: Vec<Settled> = vec![first.settled];
+            let mut batch: Vec<Settled> = vec![*first.settled];
+            if !journal.is_stopping() {
+                thread::sleep(GATHER);
+            }
             while batch.len() < BATCH_MAX
                 && let Ok(next) = postings.try_recv()
             {
                 number = number.max(next.number);
-                batch.push(next.settled);
+                batch.push(*next.settled);
             }
             all_booked = all_booked && post(ledger.as_mut(), boot, &batch, &journal);
             if all_booked {

@@ -3,12 +3,15 @@
 //! Targets: `access` (one line a call), `decision` (one line an attempt), everything else by module.
 //! Never a key, a credential, a prompt or an answer.
 
+use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::{FilterExt as _, filter_fn};
-use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use super::lines::Lines;
+pub use super::lines::Writing;
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -36,12 +39,15 @@ fn is_discreet(line: &Metadata<'_>) -> bool {
     !TALKATIVE.iter().any(is_of) || *line.level() <= Level::WARN
 }
 
-/// Starts logging. `RUST_LOG` overrides the default filter.
-pub fn start(format: Format) {
+/// Starts logging. `RUST_LOG` overrides the default filter. Lines are written as long as the answer is kept.
+pub fn start(format: Format) -> Writing {
     let default = "info,pingora_load_balancing=warn";
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let filter = filter.and(filter_fn(is_discreet));
-    let lines = tracing_subscriber::fmt::layer().with_writer(BoxMakeWriter::new(std::io::stderr));
+    // Without the hint every line of every library that nobody wants would be made and then dropped.
+    let finest = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    let filter = filter.and(filter_fn(is_discreet).with_max_level_hint(finest));
+    let (lines, writing) = Lines::start(std::io::stderr());
+    let lines = tracing_subscriber::fmt::layer().with_writer(lines);
     let registry = tracing_subscriber::registry();
     let started = match format {
         Format::Text => registry.with(lines.with_filter(filter)).try_init(),
@@ -49,4 +55,5 @@ pub fn start(format: Format) {
     };
     // A second start in one process (tests) keeps the first.
     let _already = started;
+    writing
 }

@@ -1,5 +1,6 @@
 //! What an operator sees: metrics, logs, health.
 
+mod lines;
 pub mod log;
 pub mod metrics;
 pub mod notify;

@@ -18,6 +18,7 @@
 //! settled and its record is in the kernel.
 
 use std::os::fd::RawFd;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,7 @@ use pingora::protocols::l4::socket::SocketAddr;
 use pingora::{Error, ErrorType, RetryType};
 use pingora_proxy::Session;
 use tokio::sync::watch;
+use tokio::time::{Sleep, sleep_until};
 
 use super::bodies::Reserved;
 use super::headers::{self, Answered};
@@ -607,28 +609,26 @@ impl State {
             // The status has said it already; its body only explains.
             return Some((self.last_piece.min(limits.share_until) + ERROR_BODY_PATIENCE, Due::Enough));
         }
-        let mut dues = vec![];
+        // Asked with every piece of an answer: it must not allocate.
+        let idle = (self.last_piece + limits.idle, Due::Timer(Timer::Idle));
+        let share = (limits.share_until, Due::Timer(Timer::Share));
         if attempt.answer.is_committed() {
-            dues.push((self.last_piece + limits.idle, Due::Timer(Timer::Idle)));
-            dues.push((limits.stream_until, Due::Timer(Timer::StreamMax)));
-        } else if attempt.answer.has_spoken() {
-            dues.push((self.last_piece + limits.idle, Due::Timer(Timer::Idle)));
-            dues.push((limits.share_until, Due::Timer(Timer::Share)));
-        } else {
-            dues.push((limits.share_until, Due::Timer(Timer::Share)));
-            match self.sent {
-                Sent::NotYet => {}
-                Sent::Sending { look, .. } => dues.push((look, Due::Look)),
-                Sent::At(sent) => {
-                    let head = limits.first_byte.filter(|_| !self.head_seen);
-                    dues.extend(head.map(|limit| (sent + limit, Due::Timer(Timer::FirstByte))));
-                    let event = limits.first_event;
-                    dues.extend(event.map(|limit| (sent + limit, Due::Timer(Timer::FirstEvent))));
-                    dues.extend(attempt.alone.as_ref().map(|alone| alone.due(sent, self.head_seen)));
-                }
+            return soonest([Some(idle), Some((limits.stream_until, Due::Timer(Timer::StreamMax)))]);
+        }
+        if attempt.answer.has_spoken() {
+            return soonest([Some(idle), Some(share)]);
+        }
+        match self.sent {
+            Sent::NotYet => Some(share),
+            Sent::Sending { look, .. } => soonest([Some(share), Some((look, Due::Look))]),
+            Sent::At(sent) => {
+                let head = limits.first_byte.filter(|_| !self.head_seen);
+                let head = head.map(|limit| (sent + limit, Due::Timer(Timer::FirstByte)));
+                let event = limits.first_event.map(|limit| (sent + limit, Due::Timer(Timer::FirstEvent)));
+                let alone = attempt.alone.as_ref().map(|alone| alone.due(sent, self.head_seen));
+                soonest([Some(share), head, event, alone])
             }
         }
-        dues.into_iter().min_by_key(|(at, _)| *at)
     }
 
     /// Whether another candidate is back, so that this one is the last no more.
@@ -667,6 +667,11 @@ impl State {
         let Refusal { failure, error } = refusal;
         self.failed = Some(Tried { failure, error, retry_after: self.retry_after.take() });
     }
+}
+
+/// The first of several that is due; of two at once the one named first.
+fn soonest<const N: usize>(dues: [Option<(Instant, Due)>; N]) -> Option<(Instant, Due)> {
+    dues.into_iter().flatten().min_by_key(|(at, _)| *at)
 }
 
 /// A request that its upstream did not work on, and what may carry it now.
@@ -763,7 +768,7 @@ fn bytes_acked(socket: RawFd) -> Option<u64> {
 /// Puts the guard between Pingora and the real session.
 pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>, cut: watch::Receiver<bool>) {
     let real = std::mem::replace(&mut *session.downstream_session, nobody());
-    let guard = Guard { real: Some(real), gate: Arc::clone(gate), cut };
+    let guard = Guard { real: Some(real), gate: Arc::clone(gate), timer: None, cut };
     *session.downstream_session = ServerSession::new_custom(Box::new(guard));
 }
 
@@ -786,6 +791,9 @@ fn nobody() -> ServerSession {
 struct Guard {
     real: Option<ServerSession>,
     gate: Arc<Gate>,
+    /// Wakes at what was due first when it was set: with every piece something else is due later, and setting it
+    /// anew each time costs more than one wake-up in vain.
+    timer: Option<Pin<Box<Sleep>>>,
     /// Turns true when the process leaves and cannot wait longer.
     cut: watch::Receiver<bool>,
 }
@@ -794,6 +802,15 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.gate.lock().slot = self.real.take();
     }
+}
+
+/// The timer, to wake at `at` or earlier.
+fn set(timer: &mut Option<Pin<Box<Sleep>>>, at: Instant) -> Pin<&mut Sleep> {
+    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(at.into())));
+    if timer.is_elapsed() || timer.deadline() > at.into() {
+        timer.as_mut().reset(at.into());
+    }
+    timer.as_mut()
 }
 
 impl Guard {
@@ -951,11 +968,12 @@ impl CustomSession for Guard {
                 let state = self.gate.lock();
                 (state.next_due(), state.caller_left.is_none())
             };
+            let timer = &mut self.timer;
             let wait = async {
                 match due {
                     Some((at, what)) => {
-                        tokio::time::sleep_until(at.into()).await;
-                        what
+                        set(timer, at).await;
+                        (at, what)
                     }
                     None => std::future::pending().await,
                 }
@@ -978,7 +996,9 @@ impl CustomSession for Guard {
                     self.gate.lock().time_out(Timer::Drain);
                     return Error::e_explain(TIMER, Timer::Drain.word());
                 }
-                what = wait => match what {
+                (at, what) = wait => match what {
+                    // The timer was set for something that has been put off since.
+                    _ if clock::now() < at => {}
                     Due::Look => self.gate.lock().look(),
                     Due::Alone(timer) => {
                         let mut state = self.gate.lock();

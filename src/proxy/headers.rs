@@ -19,6 +19,24 @@ use crate::secret::Secret;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+// Names that are not of the standard are read once, not with every answer.
+const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+const X_TOLLGATE_UPSTREAM: HeaderName = HeaderName::from_static("x-tollgate-upstream");
+const X_TOLLGATE_ATTEMPTS: HeaderName = HeaderName::from_static("x-tollgate-attempts");
+const X_TOLLGATE_COST_NANO: HeaderName = HeaderName::from_static("x-tollgate-cost-nano");
+/// Of a limit: how much, how much is left, when it is whole again.
+const OF_REQUESTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
+const OF_TOKENS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
 const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 /// The longest request id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -104,20 +122,20 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
     head.insert_header(CACHE_CONTROL, "no-cache")?;
     if answered.stream {
         // nginx and its kin would hold the events back.
-        head.insert_header("x-accel-buffering", "no")?;
+        head.insert_header(X_ACCEL_BUFFERING, "no")?;
     }
     name_request(&mut head, answered.request_id)?;
-    head.insert_header("x-tollgate-upstream", answered.upstream)?;
-    head.insert_header("x-tollgate-attempts", answered.attempts.to_string())?;
+    head.insert_header(X_TOLLGATE_UPSTREAM, answered.upstream)?;
+    head.insert_header(X_TOLLGATE_ATTEMPTS, answered.attempts.to_string())?;
     if let Some(tokens) = answered.clamped {
         head.insert_header("x-tollgate-clamped-output", tokens.to_string())?;
     }
-    standing(&mut head, "requests", answered.standing.0)?;
-    standing(&mut head, "tokens", answered.standing.1)?;
+    standing(&mut head, OF_REQUESTS, answered.standing.0)?;
+    standing(&mut head, OF_TOKENS, answered.standing.1)?;
     match answered.whole {
         Some((bytes, cost_nano)) => {
             head.insert_header(CONTENT_LENGTH, bytes.to_string())?;
-            head.insert_header("x-tollgate-cost-nano", cost_nano.to_string())?;
+            head.insert_header(X_TOLLGATE_COST_NANO, cost_nano.to_string())?;
         }
         // HTTP/1.0 knows no chunks: its body ends with the connection. HTTP/2 has frames.
         None if answered.version == Version::HTTP_11 => head.insert_header(TRANSFER_ENCODING, "chunked")?,
@@ -128,21 +146,25 @@ pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<Respons
 
 /// Tells the caller the call's id, where its SDK looks: `OpenAI`'s read `x-request-id`, Anthropic's `request-id`.
 pub(super) fn name_request(head: &mut ResponseHeader, id: &str) -> pingora::Result<()> {
-    head.insert_header("x-request-id", id)?;
-    head.insert_header("request-id", id)
+    head.insert_header(X_REQUEST_ID, id)?;
+    head.insert_header(REQUEST_ID, id)
 }
 
 /// `x-ratelimit-…`, in `OpenAI`'s names and spelling.
-fn standing(head: &mut ResponseHeader, of: &str, standing: Option<Standing>) -> pingora::Result<()> {
+fn standing(
+    head: &mut ResponseHeader,
+    [of_limit, of_remaining, of_reset]: [HeaderName; 3],
+    standing: Option<Standing>,
+) -> pingora::Result<()> {
     let Some(Standing { limit, remaining, reset_seconds }) = standing else { return Ok(()) };
-    head.insert_header(format!("x-ratelimit-limit-{of}"), limit.to_string())?;
-    head.insert_header(format!("x-ratelimit-remaining-{of}"), remaining.to_string())?;
-    head.insert_header(format!("x-ratelimit-reset-{of}"), format!("{reset_seconds}s"))
+    head.insert_header(of_limit, limit.to_string())?;
+    head.insert_header(of_remaining, remaining.to_string())?;
+    head.insert_header(of_reset, format!("{reset_seconds}s"))
 }
 
 /// The caller's own request id, if it is sane.
 pub(super) fn request_id(head: &RequestHeader) -> Option<String> {
-    let text = head.headers.get("x-request-id")?.to_str().ok()?;
+    let text = head.headers.get(X_REQUEST_ID)?.to_str().ok()?;
     let sane = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     ((1..=REQUEST_ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(sane)).then(|| text.to_owned())
 }

@@ -192,6 +192,11 @@ impl Gateway {
             if !reserved.grow_to(body.len() + piece.len()) {
                 return Err(full());
             }
+            if body.capacity() < body.len() + piece.len() {
+                // So much of it has come that the rest may have its room: one move, not one with every doubling.
+                let rest = announced.unwrap_or_default().saturating_sub(body.len());
+                body.reserve(rest.max(piece.len()));
+            }
             body.extend_from_slice(&piece);
         }
         Ok(body.map_or(first, BytesMut::freeze))

@@ -157,7 +157,7 @@ impl Embedded {
     }
 
     /// Settles the holds of requests that were dropped. Call it often, from anywhere that may
-    /// allocate and lock; the sweeper does so every few milliseconds.
+    /// allocate and lock; the sweeper does so all the time.
     pub fn sweep(&self) {
         self.inner.sweep();
     }

@@ -80,7 +80,7 @@ fn no_registry_is_named_in_the_repository() {
             "crates\\.io|pypi\\.org|npmjs\\.(com|org)",
             "--",
             ".",
-            ":!Cargo.lock",
+            ":!*Cargo.lock",
             ":!tests/it/docs.rs",
         ])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
