@@ -1,6 +1,6 @@
 //! The ledger's thread: takes settled holds from the journal and books them in batches.
 //!
-//! A batch is one transaction, of everything that ended within [`GATHER`]: a commit writes whole pages and
+//! A batch is one transaction, of everything that ended within `GATHER`: a commit writes whole pages and
 //! waits for the disk, however little is in it, and nobody waits for the ledger. One that fails is tried
 //! again and again: the journal keeps what is not booked, and admission stops when too much of it waits. A
 //! process that leaves gives up after a few tries; the next start replays its journal.
