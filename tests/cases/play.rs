@@ -152,6 +152,9 @@ impl World {
     }
 
     async fn before(&mut self) -> Result<Before, String> {
+        // What the preparation did must not look like something that the calls did.
+        settled(&mut self.gateways, SETTLING).await;
+        told(&mut self.gateways).await;
         Ok(Before {
             holds: self.books.settlements()?.into_iter().map(|s| s.hold).collect(),
             lines: self.gateways.iter().map(|gateway| gateway.log().len()).collect(),
@@ -465,6 +468,23 @@ async fn settled(gateways: &mut [Gateway], patience: Duration) -> bool {
         }
         if Instant::now() > until {
             return false;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits a little until every request that is counted has its access line: lines come in batches.
+async fn told(gateways: &mut [Gateway]) {
+    let until = Instant::now() + Duration::from_secs(1);
+    loop {
+        let samples = metrics_of(gateways).await;
+        let counted = samples.iter().filter(|s| s.name == "tollgate_requests_total").map(|s| whole(s.value));
+        let lines = gateways
+            .iter()
+            .map(|gateway| gateway.log().iter().filter(|line| line.contains(r#""target":"access""#)).count());
+        let lines = i64::try_from(lines.sum::<usize>()).unwrap_or(i64::MAX);
+        if lines >= counted.sum::<i64>() || Instant::now() > until {
+            return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
