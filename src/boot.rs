@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -50,6 +50,16 @@ pub struct Locks {
     pub start: Option<File>,
 }
 
+/// Makes the data folder, for its owner alone: balances and names of keys are in it. One that exists keeps its
+/// mode, which is the operator's choice.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_folder(data: &Path) -> anyhow::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(data);
+    made.with_context(|| format!("cannot make the folder {}", data.display()))
+}
+
 /// The ledger's file in a data folder.
 #[must_use]
 pub fn ledger_file(data: &Path) -> PathBuf {
@@ -65,7 +75,7 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 /// serves from the same folder.
 pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let data = &config.data;
-    fs::create_dir_all(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    make_folder(data)?;
     let mut locks = Locks::default();
     match own(data)? {
         Some(owner) => locks.owner = Some(owner),
@@ -304,5 +314,27 @@ pub fn restore_budgets(
     match failed {
         Some(error) => Err(error),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn mode(folder: &Path) -> u32 {
+        fs::metadata(folder).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_data_folder_is_made_for_its_owner_alone_and_one_that_exists_keeps_its_mode() {
+        let root = tempfile::tempdir().unwrap();
+        let data = root.path().join("lib/tollgate");
+        make_folder(&data).unwrap();
+        assert_eq!(mode(&data), 0o700);
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o750)).unwrap();
+        make_folder(&data).unwrap();
+        assert_eq!(mode(&data), 0o750);
     }
 }

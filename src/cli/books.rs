@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::admin::explain::Asked;
 use crate::admin::token_file;
 use crate::books::{Books, Verb};
-use crate::boot::ledger_file;
+use crate::boot::{ledger_file, make_folder};
 use crate::config::Config;
 use crate::ledger::Sqlite;
 
@@ -29,8 +29,7 @@ pub(super) fn perform(config: &Config, verb: Verb) -> anyhow::Result<Value> {
         return Ok(answer);
     }
     let file = ledger_file(&config.data);
-    std::fs::create_dir_all(&config.data)
-        .with_context(|| format!("cannot make {}", config.data.display()))?;
+    make_folder(&config.data)?;
     let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
     Ok(Books::new(ledger, None).perform(verb)?)
 }
