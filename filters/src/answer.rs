@@ -29,7 +29,7 @@ use crate::meter::{Ceiling, Meter, Produced, Used};
 use crate::stream::coding::Decoder;
 use crate::stream::sse::{Event, Scanner};
 use crate::upstream::classify::{self, Rule};
-use crate::upstream::failure::{Failure, NotAnAnswer};
+use crate::upstream::failure::{Failure, NotAnAnswer, Timer};
 use crate::verdict::{Reason, Rejection, UpstreamError};
 
 /// What is kept of the end of a JSON text too long to be read, in bytes.
@@ -782,11 +782,26 @@ impl Answer {
     /// seen, never its words.
     fn ending(&mut self, failure: &Failure, error: Option<&UpstreamError>) -> Bytes {
         self.ended = Ended::Broken(failure.clone());
-        let (reason, message) = if let Failure::Timeout(timer) = failure {
-            let message = format!("The answer stopped: its `{}` limit ran out.", timer.word());
-            (Reason::UpstreamTimeout, message)
-        } else {
-            (Reason::UpstreamFailed, "The answer broke off at the upstream.".to_owned())
+        let (reason, message) = match failure {
+            Failure::Timeout(Timer::Drain) => {
+                (Reason::ShuttingDown, "The answer stopped: the gateway is shutting down.".to_owned())
+            }
+            Failure::Timeout(timer) => {
+                let message = format!("The answer stopped: its `{}` limit ran out.", timer.word());
+                (Reason::UpstreamTimeout, message)
+            }
+            Failure::Ours => {
+                (Reason::Internal, "The answer stopped: something broke in the gateway.".to_owned())
+            }
+            Failure::Connect
+            | Failure::Broken
+            | Failure::Status(_)
+            | Failure::Credential(_)
+            | Failure::Redirect
+            | Failure::NotAnAnswer(_)
+            | Failure::CallerFault(_) => {
+                (Reason::UpstreamFailed, "The answer broke off at the upstream.".to_owned())
+            }
         };
         let mut rejection = Rejection::new(reason, message);
         rejection.upstream = error.map(|UpstreamError { status, kind, .. }| {
@@ -870,7 +885,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::upstream::failure::Timer;
 
     const ROLE: &str = r#"data: {"model":"gpt-a","choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
     const HELLO: &str =
@@ -1173,6 +1187,15 @@ mod tests {
         idle.body(&events(&[HELLO]).into());
         let Step::Forward(last) = idle.fail(Failure::Timeout(Timer::Idle)) else { panic!("an event") };
         assert!(text(&last.bytes).contains("upstream_timeout") && last.end == End::Over);
+        for (failure, code) in
+            [(Failure::Timeout(Timer::Drain), "shutting_down"), (Failure::Ours, "internal_error")]
+        {
+            let mut ours = answer(true, false);
+            ours.head(200, Some("text/event-stream"), None);
+            ours.body(&events(&[HELLO]).into());
+            let Step::Forward(last) = ours.fail(failure) else { panic!("an event") };
+            assert!(text(&last.bytes).contains(code) && last.end == End::Over);
+        }
         let mut before = answer(true, false);
         assert!(matches!(before.fail(Failure::Timeout(Timer::FirstByte)), Step::Failed(_)));
     }
@@ -1348,6 +1371,23 @@ mod tests {
         assert_eq!(count.used(7, &Ceiling::NONE), Used::default());
     }
 
+    /// A stream read in parts of `size` bytes gives what it gives in one.
+    fn is_the_same_in_parts(
+        fresh: impl Fn() -> Answer,
+        stream: &str,
+        size: usize,
+    ) -> Result<(), TestCaseError> {
+        let (mut one, mut many) = (fresh(), fresh());
+        let whole = play(&mut one, &[stream.as_bytes()]);
+        let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+        let split = play(&mut many, &parts);
+        prop_assert_eq!(text(&split.0), text(&whole.0));
+        prop_assert_eq!(split.1, whole.1);
+        prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
+        prop_assert_eq!(many.ended(), one.ended());
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn any_split_gives_the_same_response(
@@ -1355,15 +1395,7 @@ mod tests {
         ) {
             let all = [CREATED, DELTA, COMPLETED, FAILED, ": ping", "data: [DONE]", "data: {\"type\":\"new\"}"];
             let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
-            let stream = events(&lines);
-            let (mut one, mut many) = (response(), response());
-            let whole = play(&mut one, &[stream.as_bytes()]);
-            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
-            let split = play(&mut many, &parts);
-            prop_assert_eq!(text(&split.0), text(&whole.0));
-            prop_assert_eq!(split.1, whole.1);
-            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
-            prop_assert_eq!(many.ended(), one.ended());
+            is_the_same_in_parts(response, &events(&lines), size)?;
         }
 
         #[test]
@@ -1384,24 +1416,14 @@ mod tests {
             let used = embeddings.used(3, &Ceiling { context: 8_191, output: 0 });
             prop_assert_eq!((used.usage.input, used.usage.output, used.estimated), (8, 0, false));
         }
-    }
 
-    proptest! {
         #[test]
         fn any_split_gives_the_same_answer(
             picks in prop::collection::vec(0_usize..8, 0..14), size in 1_usize..40, wants_usage: bool,
         ) {
             let all = [ROLE, HELLO, STOP, USAGE, DONE, BUSY, ": ping", "data: junk"];
             let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
-            let stream = events(&lines);
-            let (mut one, mut many) = (answer(true, wants_usage), answer(true, wants_usage));
-            let whole = play(&mut one, &[stream.as_bytes()]);
-            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
-            let split = play(&mut many, &parts);
-            prop_assert_eq!(text(&split.0), text(&whole.0));
-            prop_assert_eq!(split.1, whole.1);
-            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
-            prop_assert_eq!(many.ended(), one.ended());
+            is_the_same_in_parts(|| answer(true, wants_usage), &events(&lines), size)?;
         }
 
         #[test]
@@ -1410,15 +1432,7 @@ mod tests {
         ) {
             let all = [START, BLOCK, PING, WORD, FINISH, LAST, FULL, ": ping", "data: {\"type\":\"new\"}"];
             let lines: Vec<&str> = picks.iter().map(|n| all[*n]).collect();
-            let stream = events(&lines);
-            let (mut one, mut many) = (message(), message());
-            let whole = play(&mut one, &[stream.as_bytes()]);
-            let parts: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
-            let split = play(&mut many, &parts);
-            prop_assert_eq!(text(&split.0), text(&whole.0));
-            prop_assert_eq!(split.1, whole.1);
-            prop_assert_eq!(many.used(3, &Ceiling::NONE), one.used(3, &Ceiling::NONE));
-            prop_assert_eq!(many.ended(), one.ended());
+            is_the_same_in_parts(message, &events(&lines), size)?;
         }
 
         #[test]

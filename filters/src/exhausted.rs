@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::upstream::failure::Failure;
+use crate::upstream::failure::{Failure, Timer};
 use crate::verdict::{Reason, Rejection, UpstreamError};
 
 /// The wait that is suggested where no upstream named one.
@@ -42,6 +42,10 @@ pub fn verdict(tried: &[Tried]) -> Rejection {
     }
     match &last.failure {
         Failure::CallerFault(_) | Failure::Status(403) => passed_on(&last.error),
+        Failure::Timeout(Timer::Drain) => {
+            let message = "The gateway is shutting down: send the call again.";
+            Rejection::new(Reason::ShuttingDown, message).retry_after(RETRY_AFTER)
+        }
         Failure::Timeout(timer) => Rejection::new(
             Reason::UpstreamTimeout,
             format!("No upstream answered in time: the `{}` limit ran out.", timer.word()),
@@ -120,7 +124,6 @@ fn looks_secret(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::failure::Timer;
 
     fn tried(failure: Failure, retry_after: Option<u64>) -> Tried {
         Tried { failure, error: UpstreamError::default(), retry_after: retry_after.map(Duration::from_secs) }
@@ -139,6 +142,7 @@ mod tests {
     fn the_last_failure_decides() {
         for (failure, status) in [
             (Failure::Timeout(Timer::FirstEvent), 504),
+            (Failure::Timeout(Timer::Drain), 503),
             (Failure::Credential(401), 502),
             (Failure::Connect, 502),
             (Failure::Status(500), 502),

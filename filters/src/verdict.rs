@@ -64,11 +64,13 @@ pub enum Reason {
     Overloaded,
     /// A timer ran out.
     UpstreamTimeout,
+    /// The gateway leaves, and the call was still running when `drain.max` was over.
+    ShuttingDown,
 }
 
 impl Reason {
     /// All of them, for the docs and the tests.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::InvalidJson,
         Self::MissingField,
         Self::InvalidValue,
@@ -96,6 +98,7 @@ impl Reason {
         Self::StoreUnavailable,
         Self::Overloaded,
         Self::UpstreamTimeout,
+        Self::ShuttingDown,
     ];
 
     /// The HTTP status. [`Reason::UpstreamRefused`] usually takes the upstream's own instead.
@@ -122,7 +125,7 @@ impl Reason {
             Self::RateLimited => 429,
             Self::Internal => 500,
             Self::UpstreamFailed | Self::UpstreamCredential => 502,
-            Self::NoUpstream | Self::StoreUnavailable | Self::Overloaded => 503,
+            Self::NoUpstream | Self::StoreUnavailable | Self::Overloaded | Self::ShuttingDown => 503,
             Self::UpstreamTimeout => 504,
         }
     }
@@ -158,6 +161,7 @@ impl Reason {
             Self::StoreUnavailable => "store_unavailable",
             Self::Overloaded => "overloaded",
             Self::UpstreamTimeout => "upstream_timeout",
+            Self::ShuttingDown => "shutting_down",
         }
     }
 
@@ -172,7 +176,8 @@ impl Reason {
             | Self::NoUpstream
             | Self::StoreUnavailable
             | Self::Overloaded
-            | Self::UpstreamTimeout => true,
+            | Self::UpstreamTimeout
+            | Self::ShuttingDown => true,
             Self::InvalidJson
             | Self::MissingField
             | Self::InvalidValue

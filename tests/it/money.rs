@@ -213,6 +213,7 @@ async fn after_the_drain_time_a_stream_ends_with_an_error_event_and_its_charge()
     gateway.wait_for_log("calls are cut");
     let rest = String::from_utf8(caller.rest().await).unwrap();
     assert!(rest.contains("\"error\"") && rest.contains("0\r\n\r\n"), "a clean end: {rest}");
+    assert!(rest.contains("shutting_down"), "not the upstream's fault: {rest}");
     assert_eq!(gateway.wait().code(), Some(3), "a call was cut");
     assert!(gateway.spent(1) > 0, "what was delivered is charged");
     assert_eq!(gateway.account("alpha", 1).leased_nano, 0, "and the lease given back");

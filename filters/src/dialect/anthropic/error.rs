@@ -71,7 +71,8 @@ pub const fn kind(reason: Reason) -> &'static str {
         | Reason::UpstreamFailed
         | Reason::UpstreamCredential
         | Reason::NoUpstream
-        | Reason::StoreUnavailable => "api_error",
+        | Reason::StoreUnavailable
+        | Reason::ShuttingDown => "api_error",
         Reason::Overloaded => "overloaded_error",
         Reason::BodyTimeout | Reason::UpstreamTimeout => "timeout_error",
     }

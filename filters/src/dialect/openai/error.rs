@@ -73,7 +73,8 @@ const fn kind(reason: Reason) -> &'static str {
         | Reason::NoUpstream
         | Reason::StoreUnavailable
         | Reason::Overloaded
-        | Reason::UpstreamTimeout => "server_error",
+        | Reason::UpstreamTimeout
+        | Reason::ShuttingDown => "server_error",
     }
 }
 
