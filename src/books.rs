@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::config::checked::Account;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
-use crate::ledger::{Ledger as _, LedgerError, Sqlite};
+use crate::ledger::{Ledger, LedgerError};
 use crate::pool::Pool;
 use crate::pool::keys::{KeyTable, digest, hint};
 use crate::settings::{AccountSettings, BadSetting, KeySettings};
@@ -64,7 +64,7 @@ pub enum Direction {
 
 /// The books, and the gateway that runs on them, if one does.
 pub struct Books {
-    ledger: Mutex<Sqlite>,
+    ledger: Mutex<Box<dyn Ledger>>,
     live: Option<Live>,
 }
 
@@ -112,7 +112,7 @@ pub enum BooksError {
 impl Books {
     /// Books over a ledger; with `live`, of a running gateway.
     #[must_use]
-    pub fn new(ledger: Sqlite, live: Option<Live>) -> Self {
+    pub fn new(ledger: Box<dyn Ledger>, live: Option<Live>) -> Self {
         Self { ledger: Mutex::new(ledger), live }
     }
 
@@ -171,7 +171,7 @@ impl Books {
             }
         }
         for account in accounts {
-            boot::bootstrap(&mut *self.ledger(), account)?;
+            boot::bootstrap(self.ledger().as_mut(), account)?;
         }
         self.follow()
     }
@@ -212,7 +212,7 @@ impl Books {
         Ok(self.ledger().end_keyed(account, key, answer)?)
     }
 
-    fn ledger(&self) -> std::sync::MutexGuard<'_, Sqlite> {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Box<dyn Ledger>> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -354,17 +354,17 @@ impl Books {
     /// When a journal is damaged, or the books cannot be written.
     pub fn look_after_predecessors(&self, data: &Path) -> anyhow::Result<bool> {
         let Some(live) = &self.live else { return Ok(false) };
-        let others = |ledger: &mut Sqlite| {
+        let others = |ledger: &mut dyn Ledger| {
             ledger.open_boots().map(|boots| boots.iter().any(|boot| *boot != live.boot))
         };
         let mut ledger = self.ledger();
-        if others(&mut ledger)?
+        if others(ledger.as_mut())?
             && let Some(_lock) = boot::start_lock(data)?
         {
             let journals = data.join("journal");
-            boot::recover(&mut *ledger, journal::dead_boots(&journals)?, &journals)?;
+            boot::recover(ledger.as_mut(), journal::dead_boots(&journals)?, &journals)?;
         }
-        let others = others(&mut ledger)?;
+        let others = others(ledger.as_mut())?;
         drop(ledger);
         self.follow()?;
         Ok(others)
@@ -375,7 +375,7 @@ impl Books {
             let mut ledger = self.ledger();
             live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
             // Budgets that are new may have been spent in part already.
-            boot::restore_budgets(&mut *ledger, &live.store, &live.pool.keys())?;
+            boot::restore_budgets(ledger.as_mut(), &live.store, &live.pool.keys())?;
         }
         Ok(())
     }
@@ -427,9 +427,10 @@ fn text(field: &str, text: String) -> Result<String, BooksError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Sqlite;
 
     fn books() -> Books {
-        Books::new(Sqlite::in_memory().unwrap(), None)
+        Books::new(Box::new(Sqlite::in_memory().unwrap()), None)
     }
 
     fn movement(what: Direction, usd: &str, reference: &str) -> Verb {

@@ -18,7 +18,7 @@ use filters::meter::Used;
 use filters::money::{Amount, settle};
 
 use crate::clock;
-use crate::config::checked::{Account, Config};
+use crate::config::checked::{Account, Config, Store};
 use crate::journal::{self, Dead, Hold, Journal, Replayed, Settled, Threads};
 use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
@@ -75,6 +75,7 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 /// serves from the same folder.
 pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let data = &config.data;
+    anyhow::ensure!(config.store == Store::Embedded, "store: this binary cannot serve a fleet yet");
     make_folder(data)?;
     let mut locks = Locks::default();
     match own(data)? {
@@ -219,12 +220,14 @@ pub fn book(ledger: &mut dyn Ledger, boot: i64, replayed: Replayed) -> Result<()
 /// Settles holds that never ended at what they had cost by their last progress record.
 fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> Vec<Settled> {
     let mut free: HashMap<i64, Amount> = leases.into_iter().map(|(id, amount)| (id.0, amount)).collect();
-    for (hold, _) in &orphans {
+    for (hold, _) in orphans.iter().filter(|(hold, _)| hold.pool.is_none()) {
         let free = free.entry(hold.account).or_default();
         *free = free.less(Amount::from_nano(hold.amount));
     }
     let end = |(hold, cost): (Hold, i64)| {
-        let free = free.entry(hold.account).or_default();
+        // What is free in a pool is not known here: it is other nodes' too.
+        let mut elsewhere = Amount::ZERO;
+        let free = if hold.pool.is_some() { &mut elsewhere } else { free.entry(hold.account).or_default() };
         let settlement = settle(Amount::from_nano(hold.amount), Amount::from_nano(cost), *free);
         *free = free.less(settlement.excess).checked_add(settlement.released).unwrap_or(Amount::MAX);
         Settled {
@@ -244,6 +247,7 @@ fn end_orphans(leases: Vec<(AccountId, Amount)>, orphans: Vec<(Hold, i64)>) -> V
             estimated: true,
             anomaly: false,
             at_ms: clock::unix_ms(),
+            pool: hold.pool,
         }
     };
     orphans.into_iter().map(end).collect()

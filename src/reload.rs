@@ -21,7 +21,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::books::Books;
-use crate::config::checked::{Bounds, Config, Listen, Listener};
+use crate::config::checked::{Bounds, Config, Listen, Listener, Store};
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
 use crate::ops::Metrics;
@@ -64,6 +64,7 @@ pub struct Live {
 pub struct Fixed {
     listen: Listen,
     data: PathBuf,
+    store: Store,
     /// Of these some.
     bounds: Bounds,
 }
@@ -111,7 +112,8 @@ impl Fixed {
     /// Of the config that a process starts with.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        Self { listen: config.listen.clone(), data: config.data.clone(), bounds: config.bounds.clone() }
+        let Config { listen, data, store, bounds, .. } = config;
+        Self { listen: listen.clone(), data: data.clone(), store: store.clone(), bounds: bounds.clone() }
     }
 
     /// The fields in which a config differs.
@@ -129,7 +131,7 @@ impl Fixed {
             ("listen.internal", listener("listen.internal")),
             ("listen.admin", *admin != config.listen.admin),
             ("listen.threads", *threads != config.listen.threads),
-            ("store.embedded.path", self.data != config.data),
+            ("store", self.data != config.data || self.store != config.store),
             ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
             ("bounds.connections_max", mine.connections_max != theirs.connections_max),
             (
@@ -176,7 +178,7 @@ impl Reloader {
         state.tried = Version::of(&text);
         let config = config::parse(&text, variable)?;
         let needs_restart = self.fixed.differences(&config);
-        let Config { bounds, routing, drain, catalogue, accounts, listen: _, data: _ } = config;
+        let Config { bounds, routing, drain, catalogue, accounts, listen: _, data: _, store: _ } = config;
         let Live { pool, books, bounds: live_bounds, bodies, drain: live_drain, metrics, .. } = &self.live;
         let snapshot = pool.load().reloaded(catalogue, routing);
         let snapshot = snapshot.map_err(|error| Faults::one("providers", error.to_string()))?;

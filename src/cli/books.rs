@@ -31,7 +31,7 @@ pub(super) fn perform(config: &Config, verb: Verb) -> anyhow::Result<Value> {
     let file = ledger_file(&config.data);
     make_folder(&config.data)?;
     let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
-    Ok(Books::new(ledger, None).perform(verb)?)
+    Ok(Books::new(Box::new(ledger), None).perform(verb)?)
 }
 
 /// Asks the running gateway; `None` when none runs.

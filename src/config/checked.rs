@@ -24,6 +24,10 @@ use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
+/// The longest that a command of Redis may take: every call waits for one.
+const REDIS_TIMEOUT_MAX: Duration = Duration::from_millis(50);
+/// Connections to Postgres, where nothing else is said.
+const POSTGRES_CONNECTIONS_DEFAULT: u32 = 4;
 /// The longest name of an account, a provider or a model, in bytes.
 const NAME_BYTES_MAX: usize = 200;
 /// Connections of callers, where nothing else is said and the system lets the process open the files.
@@ -39,13 +43,63 @@ const KEY_BYTES_MIN: usize = 8;
 #[derive(Debug)]
 pub struct Config {
     pub listen: Listen,
-    /// The embedded store's folder.
+    /// The folder of this machine's journal; with the embedded store of its ledger too.
     pub data: PathBuf,
+    pub store: Store,
     pub bounds: Bounds,
     pub routing: Routing,
     pub drain: Drain,
     pub catalogue: Catalogue,
     pub accounts: Vec<Account>,
+}
+
+/// Where money is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In `data`, by this machine alone.
+    Embedded,
+    /// With other nodes.
+    Fleet(Arc<Fleet>),
+}
+
+/// The servers that nodes of a fleet share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    pub redis: Redis,
+    pub postgres: Postgres,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redis {
+    /// Never empty.
+    pub urls: Vec<Secret>,
+    pub mode: RedisMode,
+    pub ca_file: Option<PathBuf>,
+    /// For one command.
+    pub timeout: Duration,
+    /// Begins every key's name; letters, digits and dashes.
+    pub prefix: String,
+}
+
+/// What the servers of `redis.urls` are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RedisMode {
+    Single,
+    /// Sentinels, and their name for the primary.
+    Sentinel {
+        primary: String,
+    },
+    /// Some nodes of a cluster.
+    Cluster,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Postgres {
+    pub url: Secret,
+    /// With it TLS is required.
+    pub ca_file: Option<PathBuf>,
+    /// At least one.
+    pub connections_max: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -303,10 +357,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     let raw::File { listen, store, bounds, routing, drain, providers, models, aliases, bootstrap } = file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
-    let data = PathBuf::from(store.embedded.path);
-    if data.as_os_str().is_empty() {
-        check.fault("store.embedded.path", "must name a folder");
-    }
+    let (data, store) = check.store(store);
     let bounds = check.bounds(&bounds);
     let timers = check.timers(&routing);
     let routing = check.routing(&routing);
@@ -325,7 +376,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         return Err(check.faults);
     }
     match listen {
-        Some(listen) => Ok(Config { listen, data, bounds, routing, drain, catalogue, accounts }),
+        Some(listen) => Ok(Config { listen, data, store, bounds, routing, drain, catalogue, accounts }),
         None => Err(Faults::one("listen", "cannot be used")),
     }
 }
@@ -435,6 +486,97 @@ impl Check {
             self.fault(path, format!("`{text}` is no address such as 127.0.0.1:8080"));
         }
         address.ok()
+    }
+
+    /// The folder, and who keeps money.
+    fn store(&mut self, raw: raw::Store) -> (PathBuf, Store) {
+        let raw::Store { embedded, redis, postgres, path } = raw;
+        let fleet = redis.is_some() || postgres.is_some() || path.is_some();
+        let (field, path) = match (&embedded, path) {
+            (Some(embedded), _) => ("store.embedded.path", embedded.path.clone()),
+            (None, path) => ("store.path", path.unwrap_or_default()),
+        };
+        if path.is_empty() {
+            self.fault(field, "must name a folder");
+        }
+        let data = PathBuf::from(path);
+        match (embedded, redis, postgres) {
+            (Some(_), ..) if fleet => {
+                self.fault(
+                    "store",
+                    "has `embedded` for one machine, or `redis`, `postgres` and `path` for a fleet",
+                );
+            }
+            (Some(_), ..) => {}
+            (None, Some(redis), Some(postgres)) => {
+                let fleet = Fleet { redis: self.redis(redis), postgres: self.postgres(postgres) };
+                return (data, Store::Fleet(Arc::new(fleet)));
+            }
+            (None, ..) => {
+                self.fault(
+                    "store",
+                    "needs `embedded` for one machine, or `redis`, `postgres` and `path` for a fleet",
+                );
+            }
+        }
+        (data, Store::Embedded)
+    }
+
+    fn redis(&mut self, raw: raw::Redis) -> Redis {
+        let raw::Redis { urls, mode, primary, ca_file, timeout, prefix } = raw;
+        for (index, url) in urls.iter().enumerate() {
+            if !["redis://", "rediss://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
+                self.fault(format!("store.redis.urls[{index}]"), "must begin with redis:// or rediss://");
+            }
+        }
+        let mode = match mode.unwrap_or(raw::RedisModeName::Single) {
+            raw::RedisModeName::Single => RedisMode::Single,
+            raw::RedisModeName::Cluster => RedisMode::Cluster,
+            raw::RedisModeName::Sentinel => {
+                RedisMode::Sentinel { primary: primary.clone().unwrap_or_default() }
+            }
+        };
+        match &mode {
+            RedisMode::Sentinel { primary } if primary.is_empty() => {
+                self.fault("store.redis.primary", "must be Sentinel's name for the primary");
+            }
+            RedisMode::Single | RedisMode::Cluster if primary.is_some() => {
+                self.fault("store.redis.primary", "is for `mode: sentinel`");
+            }
+            RedisMode::Single if urls.len() > 1 => {
+                self.fault("store.redis.urls", "must be one, unless `mode` is `sentinel` or `cluster`");
+            }
+            RedisMode::Single | RedisMode::Sentinel { .. } | RedisMode::Cluster => {}
+        }
+        if urls.is_empty() {
+            self.fault("store.redis.urls", "must name a server");
+        }
+        let timeout = timeout.map_or(REDIS_TIMEOUT_MAX, |span| span.0);
+        if timeout.is_zero() || timeout > REDIS_TIMEOUT_MAX {
+            self.fault(
+                "store.redis.timeout",
+                "must be more than 0 and at most 50ms: every call waits for it",
+            );
+        }
+        let prefix = prefix.unwrap_or_else(|| "tollgate".to_owned());
+        let sound = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if prefix.is_empty() || !prefix.chars().all(sound) {
+            self.fault("store.redis.prefix", "must have letters, digits and dashes");
+        }
+        Redis { urls, mode, ca_file: ca_file.map(PathBuf::from), timeout, prefix }
+    }
+
+    fn postgres(&mut self, raw: raw::Postgres) -> Postgres {
+        let raw::Postgres { url, ca_file, connections_max } = raw;
+        if !["postgres://", "postgresql://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
+            self.fault("store.postgres.url", "must begin with postgres://");
+        }
+        let connections_max = connections_max.unwrap_or(POSTGRES_CONNECTIONS_DEFAULT);
+        if connections_max == 0 {
+            self.fault("store.postgres.connections_max", "must be more than 0");
+        }
+        let connections_max = usize::try_from(connections_max).unwrap_or(usize::MAX);
+        Postgres { url, ca_file: ca_file.map(PathBuf::from), connections_max }
     }
 
     fn bounds(&mut self, raw: &raw::Bounds) -> Bounds {
@@ -1090,6 +1232,7 @@ mod tests {
     use filters::dialect::{Dialect, Operation};
 
     use super::super::parse;
+    use super::{Path, REDIS_TIMEOUT_MAX, Store};
 
     const GOOD: &str = r#"
 listen: { http: 127.0.0.1:8080, admin: 127.0.0.1:9090 }
@@ -1156,6 +1299,37 @@ bootstrap:
         let paths: Vec<_> = faults(&text).into_iter().map(|(_, path)| path).collect();
         for path in ["store.embeded", "models.m.limits.context", "models.m.price"] {
             assert!(paths.iter().any(|p| p == path), "{path} in {paths:?}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_needs_redis_postgres_and_a_folder_and_nothing_beside_them() {
+        let with = |store: &str| GOOD.replace("embedded: { path: ./data }", store);
+        let postgres = "postgres: { url: postgres://u:hidden@db/t }";
+        let redis = "redis: { urls: [\"redis://:hidden@r:6379\"] }";
+        let good = with(&format!("path: ./node, {redis}, {postgres}"));
+        let config = parse(&good, vars).unwrap_or_else(|e| panic!("{e}"));
+        let Store::Fleet(fleet) = &config.store else { panic!("{:?}", config.store) };
+        assert_eq!((config.data.as_path(), fleet.redis.timeout), (Path::new("./node"), REDIS_TIMEOUT_MAX));
+        assert!(!format!("{config:?}").contains("hidden"), "passwords never print");
+        for (store, path) in [
+            (format!("path: ./node, {redis}"), "store"),
+            (format!("{redis}, {postgres}"), "store.path"),
+            (format!("embedded: {{ path: ./data }}, {postgres}"), "store"),
+            (format!("path: d, {postgres}, redis: {{ urls: [] }}"), "store.redis.urls"),
+            (format!("path: d, {postgres}, redis: {{ urls: [\"http://r\"] }}"), "store.redis.urls[0]"),
+            (
+                format!("path: d, {postgres}, redis: {{ urls: [\"redis://r\"], timeout: 51ms }}"),
+                "store.redis.timeout",
+            ),
+            (
+                format!("path: d, {postgres}, redis: {{ urls: [\"redis://r\"], mode: sentinel }}"),
+                "store.redis.primary",
+            ),
+            (format!("path: d, {redis}, postgres: {{ url: mysql://db }}"), "store.postgres.url"),
+        ] {
+            let paths: Vec<_> = faults(&with(&store)).into_iter().map(|(_, path)| path).collect();
+            assert_eq!(paths, [path], "{store}");
         }
     }
 

@@ -124,7 +124,60 @@ pub enum ProxyModeName {
 #[deserr(error = Faults, deny_unknown_fields)]
 pub struct Store {
     /// One machine, nothing else needed: holds in memory, a journal, SQLite as ledger.
-    pub embedded: Embedded,
+    #[deserr(default)]
+    pub embedded: Option<Embedded>,
+    /// Instead of `embedded`, with `postgres` and `path`: any number of nodes. Money that may be spent now, limits, health.
+    #[deserr(default)]
+    pub redis: Option<Redis>,
+    /// The fleet's ledger. No call waits for it.
+    #[deserr(default)]
+    pub postgres: Option<Postgres>,
+    /// With Redis and Postgres: this node's own folder, for its journal and what it needs to start without them.
+    #[deserr(default)]
+    pub path: Option<String>,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Redis {
+    /// Servers: `redis://user:password@host:6379`, or `rediss://` for TLS. One; with `sentinel` or `cluster` some of them.
+    pub urls: Vec<Secret>,
+    /// What they are. Default single.
+    #[deserr(default)]
+    pub mode: Option<RedisModeName>,
+    /// Sentinel's name for the primary. Only with `mode: sentinel`.
+    #[deserr(default)]
+    pub primary: Option<String>,
+    /// Who signs the servers' certificates, in PEM. Default: the public authorities.
+    #[deserr(default)]
+    pub ca_file: Option<String>,
+    /// The time that one command may take, connecting included; at most 50ms. Default 50ms.
+    #[deserr(default)]
+    pub timeout: Option<Span>,
+    /// Begins every key's name. Default tollgate.
+    #[deserr(default)]
+    pub prefix: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserr)]
+#[deserr(error = Faults, rename_all = lowercase)]
+pub enum RedisModeName {
+    Single,
+    Sentinel,
+    Cluster,
+}
+
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct Postgres {
+    /// `postgres://user:password@host:5432/database`.
+    pub url: Secret,
+    /// Who signs the server's certificate, in PEM: TLS is required then. Default: no TLS.
+    #[deserr(default)]
+    pub ca_file: Option<String>,
+    /// Connections of this node. Default 4.
+    #[deserr(default)]
+    pub connections_max: Option<u32>,
 }
 
 #[derive(Debug, Deserr)]

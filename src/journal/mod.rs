@@ -35,7 +35,7 @@ use filters::ids::{AccountId, HoldId};
 use filters::money::Amount;
 use tokio::sync::oneshot;
 
-pub use record::{Hold, Settled};
+pub use record::{Hold, Pool, Settled};
 pub use replay::{Dead, Replayed, dead_boots};
 
 /// How often progress is written and the file synced.

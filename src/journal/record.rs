@@ -29,6 +29,19 @@ pub enum Record {
     Settled(Settled),
     /// Nothing happened: written to see whether the disk takes records again.
     Probe,
+    /// Money was set aside in a pool that nodes share.
+    PooledHold(Pool, Hold),
+    /// A hold in a pool ended.
+    PooledSettled(Pool, Settled),
+}
+
+/// Money of one account that the ledger has leased to one incarnation of a Redis server, for all nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Pool {
+    /// The part of the key space that the account lives in: below 256.
+    pub shard: u16,
+    /// Which incarnation: counted by the ledger, one up whenever another process answers for the shard.
+    pub epoch: i64,
 }
 
 /// Money set aside for one call.
@@ -50,6 +63,9 @@ pub struct Hold {
     pub key: [u8; 32],
     /// The version of the price list that it was sized by.
     pub price_version: u32,
+    /// The pool that it is in; `None`: the lease of this boot. In a journal the record's kind says it.
+    #[serde(skip)]
+    pub pool: Option<Pool>,
 }
 
 /// How a hold ended; everything that the ledger books of a call.
@@ -87,6 +103,29 @@ pub struct Settled {
     pub anomaly: bool,
     /// Milliseconds since 1970.
     pub at_ms: i64,
+    /// The pool that it was in; `None`: the lease of its boot. In a journal the record's kind says it.
+    #[serde(skip)]
+    pub pool: Option<Pool>,
+}
+
+impl Record {
+    /// As it is written: with the pool, where there is one.
+    #[must_use]
+    pub fn of_hold(hold: Hold) -> Self {
+        match hold.pool {
+            Some(pool) => Self::PooledHold(pool, hold),
+            None => Self::Hold(hold),
+        }
+    }
+
+    /// As it is written: with the pool, where there is one.
+    #[must_use]
+    pub fn of_settled(settled: Settled) -> Self {
+        match settled.pool {
+            Some(pool) => Self::PooledSettled(pool, settled),
+            None => Self::Settled(settled),
+        }
+    }
 }
 
 impl Settled {
@@ -173,7 +212,12 @@ pub fn decode(bytes: &[u8]) -> Result<(Record, usize), BadFrame> {
     if crc32fast::hash(payload) != crc {
         return Err(BadFrame::Damaged);
     }
-    let record = postcard::from_bytes(payload).map_err(|_| BadFrame::Damaged)?;
+    let mut record = postcard::from_bytes(payload).map_err(|_| BadFrame::Damaged)?;
+    match &mut record {
+        Record::PooledHold(pool, hold) => hold.pool = Some(*pool),
+        Record::PooledSettled(pool, settled) => settled.pool = Some(*pool),
+        Record::Hold(_) | Record::Settled(_) | Record::Progress { .. } | Record::Probe => {}
+    }
     Ok((record, end))
 }
 
@@ -194,13 +238,18 @@ mod tests {
             model: "m".into(),
             key: [3; 32],
             price_version: 4,
+            pool: None,
         };
+        let pooled = Hold { pool: Some(Pool { shard: 17, epoch: 3 }), ..hold.clone() };
+        let records = [Record::of_hold(hold), Record::Progress { id: 7, cost: 3 }, Record::of_hold(pooled)];
         let mut bytes = vec![];
-        encode(&Record::Hold(hold.clone()), &mut bytes).unwrap();
-        encode(&Record::Progress { id: 7, cost: 3 }, &mut bytes).unwrap();
-        let (first, length) = decode(&bytes).unwrap();
-        assert_eq!(first, Record::Hold(hold));
-        assert_eq!(decode(&bytes[length..]).unwrap().0, Record::Progress { id: 7, cost: 3 });
+        records.iter().for_each(|record| encode(record, &mut bytes).unwrap());
+        let mut at = 0;
+        for record in records {
+            let (read, length) = decode(&bytes[at..]).unwrap();
+            assert_eq!(read, record);
+            at += length;
+        }
     }
 
     #[test]

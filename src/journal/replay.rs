@@ -36,7 +36,7 @@ impl Replayed {
         let mut settled = HashMap::new();
         for record in records {
             match record {
-                Record::Hold(hold) => {
+                Record::Hold(hold) | Record::PooledHold(_, hold) => {
                     open.entry(hold.id).or_insert((hold, 0));
                 }
                 Record::Progress { id, cost } => {
@@ -44,7 +44,7 @@ impl Replayed {
                         *so_far = cost.max(*so_far);
                     }
                 }
-                Record::Settled(end) => {
+                Record::Settled(end) | Record::PooledSettled(_, end) => {
                     settled.entry(end.id).or_insert(end);
                 }
                 Record::Probe => {}
@@ -162,6 +162,7 @@ mod tests {
             model: String::new(),
             key: [0; 32],
             price_version: 0,
+            pool: None,
         })
     }
 

@@ -221,19 +221,19 @@ impl Writer {
     fn sort(&mut self, entries: Vec<Entry>, buffer: &mut Vec<u8>) -> Batch {
         let mut batch = Batch { settled: std::mem::take(&mut self.unwritten), ..Batch::default() };
         for posting in &batch.settled {
-            put(&Record::Settled((*posting.settled).clone()), buffer);
+            put(&Record::of_settled((*posting.settled).clone()), buffer);
         }
         for entry in entries {
             match entry.what {
                 What::Hold(hold) => {
-                    put(&Record::Hold(hold.hold.clone()), &mut batch.hold_bytes);
+                    put(&Record::of_hold(hold.hold.clone()), &mut batch.hold_bytes);
                     batch.holds.push(hold);
                     batch.hold_waiters.push(entry.written);
                 }
                 What::Settle(record) => {
                     self.number += 1;
                     self.shared.unposted.fetch_add(1, Ordering::AcqRel);
-                    put(&Record::Settled((*record).clone()), buffer);
+                    put(&Record::of_settled((*record).clone()), buffer);
                     batch.settled.push(Posting { settled: record, number: self.number });
                     batch.settle_waiters.push(entry.written);
                 }
@@ -345,7 +345,7 @@ impl Writer {
         };
         let mut buffer = vec![];
         for hold in self.open.values() {
-            put(&Record::Hold(hold.hold.clone()), &mut buffer);
+            put(&Record::of_hold(hold.hold.clone()), &mut buffer);
             put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, &mut buffer);
         }
         let ends = END_BYTES.saturating_mul(u64::try_from(self.open.len() + 1).unwrap_or(u64::MAX));
@@ -457,6 +457,7 @@ mod tests {
             model: "m".to_owned(),
             key: [7; 32],
             price_version: 3,
+            pool: None,
         }))
     }
 
@@ -474,6 +475,7 @@ mod tests {
             key: [7; 32],
             held_ms: 0,
             price_version: 3,
+            pool: None,
             tokens: [0; 7],
             estimated: false,
             anomaly: false,

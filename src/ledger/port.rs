@@ -312,6 +312,12 @@ pub enum LedgerError {
     /// The database said no.
     #[error("the ledger's database failed: {0}")]
     Database(#[from] rusqlite::Error),
+    /// Postgres said no.
+    #[error("the ledger's database failed: {0}")]
+    Postgres(#[from] tokio_postgres::Error),
+    /// Postgres cannot be asked.
+    #[error("the ledger cannot be reached: {0}")]
+    Unreachable(String),
     /// An invariant does not hold.
     #[error("the books are wrong: {0}")]
     Violation(String),

@@ -190,6 +190,7 @@ impl Holds for Embedded {
             model: admit.models.into_iter().next().unwrap_or_default(),
             key: admit.key.0,
             price_version: admit.price_version,
+            pool: None,
         };
         let hold = Arc::new(OpenHold::new(hold));
         // From here on a dropped ticket gives everything back, also while the record is written.
@@ -317,6 +318,7 @@ impl Inner {
             estimated: charge.used.estimated,
             anomaly: charge.used.anomaly,
             at_ms: clock::unix_ms(),
+            pool: None,
         }
     }
 

@@ -43,6 +43,7 @@ fn settled(id: u128, account: AccountId, held: i64, cost: i64, free: i64) -> Set
         estimated: false,
         anomaly: false,
         at_ms: 2,
+        pool: None,
     }
 }
 

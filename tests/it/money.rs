@@ -105,8 +105,10 @@ async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
     let mut free = granted;
     for record in gateway.journal() {
         match record {
-            Record::Hold(hold) => free -= hold.amount,
-            Record::Settled(end) => free += end.parts[0] - end.settlement().charged().nano(),
+            Record::Hold(hold) | Record::PooledHold(_, hold) => free -= hold.amount,
+            Record::Settled(end) | Record::PooledSettled(_, end) => {
+                free += end.parts[0] - end.settlement().charged().nano()
+            }
             Record::Progress { .. } | Record::Probe => {}
         }
         assert!(free >= 0, "no prefix of the journal spends more than there was");

@@ -186,6 +186,7 @@ impl World {
             model: "m".into(),
             key,
             price_version: 1,
+            pool: None,
         };
         self.write(&Record::Hold(hold.clone()));
         self.open.push(Open { hold, cost: 0, written: 0 });
@@ -245,6 +246,7 @@ impl World {
             estimated: false,
             anomaly: false,
             at_ms: self.now.unix_ms,
+            pool: None,
         };
         self.write(&Record::Settled(settled.clone()));
         self.queue.push(settled);

@@ -228,6 +228,7 @@ fn journals() -> Vec<Vec<u8>> {
         model: "m".into(),
         key: [3; 32],
         price_version: 4,
+        pool: None,
     };
     let mut journal = vec![];
     for record in [Record::Hold(hold), Record::Progress { id: 7, cost: 3 }, Record::Probe] {
