@@ -105,7 +105,7 @@ pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let leases = ledger.lease_all(boot)?;
     let store = Embedded::new(leases, journal.clone(), config.bounds.open_holds_max);
     restore_budgets(&mut ledger, &store, &keys)?;
-    let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
+    let ledger = worker::start(Box::new(ledger), boot, received, journal.clone(), |_| {})
         .context("cannot start the ledger")?;
     if locks.owner.is_some() {
         locks.start = None;
