@@ -94,7 +94,7 @@ fn serve(
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
-    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot);
+    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot, None);
     let books = Arc::new(Books::new(Box::new(reader), Some(live)));
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
