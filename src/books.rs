@@ -270,7 +270,8 @@ impl Books {
             Direction::Credit => What::Credit,
             Direction::Debit => What::Debit,
         };
-        let movement = Movement { account: id, what, amount, reference, reason, now_ms: clock::unix_ms(), boot: None };
+        let movement =
+            Movement { account: id, what, amount, reference, reason, now_ms: clock::unix_ms(), boot: None };
         if let Some(fleet) = self.live.as_ref().and_then(|live| live.fleet.as_ref()) {
             return self.transfer_in_fleet(fleet.as_ref(), &movement);
         }

@@ -209,8 +209,8 @@ local function over(scope, index, now, unknown)
   end
 end
 
-local function admitted(scopes)
-  local answer = { 'OK' }
+local function admitted(scopes, available)
+  local answer = { 'OK', available }
   for index = 1, 2 do
     answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_requests)
     answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_tokens)
@@ -233,7 +233,7 @@ function verbs.admit(base, args)
     local hold = cmsgpack.unpack(string.sub(known, 2))
     if hold[1] ~= amount or hold[2] ~= account then return { 'CLOSED' } end
     for index = 1, 2 do open_windows(scopes[index], now) end
-    return admitted(scopes)
+    return admitted(scopes, redis.call('HGET', money, 'a' .. account) or '0')
   end
   if redis.call('SISMEMBER', base .. ':revoked', digest) == 1 then return { 'REVOKED' } end
   local unknown = {}
@@ -271,7 +271,7 @@ function verbs.admit(base, args)
   add(money, 'h' .. account, amount)
   redis.call('HSET', holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken }))
   redis.call('ZADD', base .. ':due', text(deadline), id)
-  return admitted(scopes)
+  return admitted(scopes, redis.call('HGET', money, 'a' .. account) or '0')
 end
 
 -- A budget's counter, as `Counters::end` changes it: never below zero.

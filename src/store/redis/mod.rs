@@ -46,7 +46,7 @@ use filters::money::Amount;
 use redis::{Cmd, Value};
 use tokio::sync::Notify;
 
-pub use admit::{Admission, RedisDeny, Scope, UnknownBudget};
+pub use admit::{Admission, Admitted, RedisDeny, Scope, UnknownBudget};
 pub use library::{Dialect, SOURCE};
 pub use outbox::Outgoing;
 pub use pools::{Fence, Installed, Marked, PoolState, Recalled};
