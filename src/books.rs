@@ -388,15 +388,19 @@ impl Books {
     /// When a journal is damaged, or the books cannot be written.
     pub fn look_after_predecessors(&self, data: &Path) -> anyhow::Result<bool> {
         let Some(live) = &self.live else { return Ok(false) };
+        let journals = data.join("journal");
+        let alone = live.fleet.is_none();
         let others = |ledger: &mut dyn Ledger| {
-            ledger.open_boots().map(|boots| boots.iter().any(|boot| *boot != live.boot))
+            let others = |boots: Vec<i64>| boots.into_iter().filter(|boot| *boot != live.boot);
+            // In a fleet most of them are on other machines.
+            let here = |boot: &i64| alone || journal::folder(&journals, *boot).exists();
+            ledger.open_boots().map(|boots| others(boots).any(|boot| here(&boot)))
         };
         let mut ledger = self.ledger();
         if others(ledger.as_mut())?
             && let Some(_lock) = boot::start_lock(data)?
         {
-            let journals = data.join("journal");
-            boot::recover(ledger.as_mut(), journal::dead_boots(&journals)?, &journals)?;
+            boot::recover(ledger.as_mut(), &journals, alone)?;
         }
         let others = others(ledger.as_mut())?;
         drop(ledger);

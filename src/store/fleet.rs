@@ -35,8 +35,9 @@ use crate::{clock, entropy};
 
 /// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left.
 pub const LIFETIME: Duration = Duration::from_secs(10);
-/// The most times that one admission is sent: it may meet a new epoch, an empty pool, a budget that is not known.
-const TRIES_MAX: usize = 4;
+/// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
+/// have emptied again before its turn.
+const TRIES_MAX: usize = 16;
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Ends that are on their way to Redis at once.
@@ -215,15 +216,6 @@ impl Fleet {
                 if *sum.get() == Amount::ZERO {
                     sum.remove();
                 }
-            }
-        }
-    }
-
-    /// Tells Redis how holds of a boot before this one ended; the ledger has them.
-    pub fn end_for_predecessor(&self, settled: Vec<Settled>) {
-        for settled in settled {
-            if let Some(pool) = settled.pool {
-                self.inner.end(End::Settled(Arc::new(settled), pool));
             }
         }
     }
