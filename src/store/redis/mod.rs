@@ -231,7 +231,7 @@ impl Redis {
 
     /// One verb on one shard.
     async fn verb(&self, lane: Lane, shard: u16, verb: &str, args: &[Vec<u8>]) -> Result<Answer, RedisError> {
-        let key = self.base(shard);
+        let key = format!("{}:money", self.base(shard));
         let sent = |node: Arc<Node>, asking| {
             let key = key.as_str();
             async move { node.call(lane, verb, key, args, asking).await }
