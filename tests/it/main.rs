@@ -24,6 +24,7 @@ mod errors;
 mod fold;
 mod hostile;
 mod kills;
+mod ledger;
 mod lifecycle;
 mod limits;
 mod money;

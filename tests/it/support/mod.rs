@@ -3,6 +3,8 @@
 pub mod caller;
 pub mod delay;
 pub mod gateway;
+pub mod ledgers;
+pub mod postgres;
 pub mod tls;
 
 pub use caller::{Answer, Call, Caller};
