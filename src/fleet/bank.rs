@@ -21,9 +21,9 @@ use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
 use crate::ledger::postgres::{Leased, Wanted};
 use crate::ledger::{Ledger as _, LedgerError};
-use crate::store::{Embedded, Holds as _};
 use crate::store::fleet::{self, Refill};
 use crate::store::redis::{AMOUNT_MAX, News, RedisError, Scope, UnknownBudget, shard_of};
+use crate::store::{Embedded, Holds as _};
 
 /// Pools that may wait to be filled; one that finds no place is low again at its next hold.
 const FILLS_MAX: usize = 4096;
@@ -136,12 +136,12 @@ impl Bank {
         let pool = Pool { shard, epoch };
         match self.servers.redis.recall(account, pool, AMOUNT_MAX).await {
             Ok(recalled) => {
-                let amount = recalled.now;
-                if amount.is_positive()
+                let in_all = recalled.in_all;
+                if in_all.is_positive()
                     && let Err(error) =
-                        self.servers.ask(move |ledger| ledger.return_pool(account, pool, amount)).await
+                        self.servers.ask(move |ledger| ledger.return_pool(account, pool, in_all)).await
                 {
-                    tracing::warn!(%error, %account, "money that was recalled waits for the reconciliation");
+                    tracing::warn!(%error, %account, "money that was recalled waits for the next recall");
                 }
             }
             Err(error) => tracing::debug!(%error, %account, "an account's pool cannot be recalled"),

@@ -77,6 +77,12 @@ impl Authority {
         (self.file("caller.pem", &certificate.pem()), self.file("caller.key", &key.serialize_pem()))
     }
 
+    /// A server's certificate and key, in PEM.
+    pub fn server_pem(&self, name: &str) -> (String, String) {
+        let (certificate, key) = self.issue(name);
+        (certificate.pem(), key.serialize_pem())
+    }
+
     fn issue(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
