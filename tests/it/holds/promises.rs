@@ -7,7 +7,7 @@ use filters::limit::{Kind, Limits};
 use filters::money::{Amount, Settlement, settle};
 use tollgate::journal::{Pool, Settled};
 use tollgate::store::redis::{
-    Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
+    End, Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
 use super::rig::{Ask, LIFETIME, Rig, money, nano, word};
@@ -212,7 +212,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     payer.limit_key(Limits { concurrency: Some(2), tokens_per_minute: Some(1_000), ..Limits::default() });
     let minute = Duration::from_secs(60);
     let ask = Ask { amount: 100, tokens: 100 };
-    let (kept, lost) = (rig.hold_id(), rig.hold_id());
+    let (kept, lost, placed_ms) = (rig.hold_id(), rig.hold_id(), payer.now_ms);
     payer.admit_as(kept, ask, minute).await.unwrap();
     payer.admit_as(lost, ask, minute).await.unwrap();
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: concurrency");
@@ -223,27 +223,33 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     let unknown = rig.hold_id();
     let touched = [touch(kept, 12), touch(unknown, 1)];
     assert_eq!(rig.redis.touch(payer.pool, &touched, minute).await, Ok(vec![unknown]));
-    let overdue = || rig.redis.overdue(payer.pool, 10, minute);
-    assert_eq!(overdue().await, Ok(vec![]));
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
     payer.advance(30_000).await;
     let third = payer.admit(ask).await.unwrap();
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: concurrency");
-    let found = rig.redis.overdue(payer.pool, 10, minute).await.unwrap();
-    assert_eq!(found.len(), 1);
-    assert_eq!((found[0].hold.id, found[0].boot, found[0].cost), (lost.0, 7, nano(33)));
-    assert_eq!(found[0].hold.request, format!("req-{lost}"));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
-    payer.advance(60_000).await;
-    let again = rig.redis.overdue(payer.pool, 10, minute).await.unwrap();
-    assert!(again.contains(&found[0]), "{again:?}");
-    let before = rig.redis.outbox_length().await.unwrap();
-    let ended = settle(nano(100), nano(33), Amount::ZERO);
-    assert_eq!(rig.redis.reap(payer.pool, &found[0], nano(33), None).await, Ok(Ended::Now(ended)));
-    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
+    empty_outbox(rig).await;
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![lost]));
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
+    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10).await.unwrap();
+    rig.redis.outbox_acknowledge(payer.pool.shard, &[read[0].id.clone()]).await.unwrap();
+    let told = End::Reaped { hold: payer.hold_at(lost, 100, placed_ms), boot: 7, cost: nano(33) };
+    assert_eq!(read.into_iter().map(|outgoing| outgoing.end).collect::<Vec<_>>(), [told]);
+    assert_eq!(payer.money().await, (700, 200), "nothing of it is free again");
+    assert_eq!(payer.state().await.captured, nano(100));
+    assert_eq!(payer.end(lost, 90).await, Ended::Reaped);
     assert_eq!(rig.redis.touch(payer.pool, &[touch(lost, 40)], minute).await, Ok(vec![lost]));
     payer.end(kept, 0).await;
     payer.end(third, 0).await;
-    assert_eq!(payer.money().await, (967, 0));
+    assert_eq!(payer.money().await, (900, 0));
+}
+
+/// Takes out what other promises have left.
+async fn empty_outbox(rig: &Rig) {
+    let all: Vec<u16> = (0..256).collect();
+    for left in rig.redis.outbox_read("cleaner", &all, 1_000).await.unwrap() {
+        rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
+    }
+    assert_eq!(rig.redis.outbox_length().await, Ok(0));
 }
 
 async fn pools_only_rise_and_are_recalled_once(rig: &Rig) {
@@ -292,7 +298,7 @@ async fn a_mark_is_set_once_and_clears(rig: &Rig) {
     assert_eq!(rig.redis.void(payer.account, payer.pool, id).await, stale);
     let touch = Touch { hold: id, cost: nano(1) };
     assert!(rig.redis.touch(payer.pool, &[touch], LIFETIME).await.is_err());
-    assert!(rig.redis.overdue(payer.pool, 1, LIFETIME).await.is_err());
+    assert!(rig.redis.reap(payer.pool, 1).await.is_err());
     let pool = Pool { shard, epoch: next };
     let empty = rig.redis.pool(payer.account, pool).await.unwrap();
     assert_eq!((empty.installed, empty.held), (nano(0), nano(0)));
@@ -306,16 +312,15 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let payer = rig.payer(1_000).await;
     let shard = payer.pool.shard;
     let all: Vec<u16> = (0..256).collect();
-    // What other promises have left.
-    for left in rig.redis.outbox_read("cleaner", &all, 1_000).await.unwrap() {
-        rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
-    }
-    assert_eq!(rig.redis.outbox_length().await, Ok(0));
+    empty_outbox(rig).await;
     let mut expected = vec![];
     for cost in [0, 5, 900, 500] {
         let id = payer.admit(money(20)).await.unwrap();
         let Ended::Now(ended) = payer.end(id, cost).await else { panic!("it was open") };
-        expected.push(Settled { parts: Settled::parts_of(&ended), ..payer.settled(id, cost, "m", 0) });
+        expected.push(End::Settled(Settled {
+            parts: Settled::parts_of(&ended),
+            ..payer.settled(id, cost, "m", 0)
+        }));
     }
     payer.install(2_000).await;
     let voided = payer.admit(money(1)).await.unwrap();
@@ -324,7 +329,7 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit).await.unwrap();
     let first = read("one", 3).await;
     let records = |read: &[tollgate::store::redis::Outgoing]| {
-        read.iter().map(|outgoing| outgoing.settled.clone()).collect::<Vec<_>>()
+        read.iter().map(|outgoing| outgoing.end.clone()).collect::<Vec<_>>()
     };
     assert_eq!(records(&first), expected[..3]);
     assert!(first.iter().all(|outgoing| outgoing.shard == shard));

@@ -133,11 +133,15 @@ impl Payer<'_> {
     }
 
     pub fn hold(&self, id: HoldId, amount: i64) -> Hold {
+        self.hold_at(id, amount, self.now_ms)
+    }
+
+    pub fn hold_at(&self, id: HoldId, amount: i64, at_ms: i64) -> Hold {
         Hold {
             id: id.0,
             account: self.account.0,
             amount,
-            at_ms: self.now_ms,
+            at_ms,
             request: format!("req-{id}"),
             model: self.models[0].clone(),
             key: self.key.0,
