@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use filters::ids::{AccountId, HoldId};
+use filters::limit::budget::{Budget, Period, Zone};
 use filters::limit::{Limits, Scopes};
 use filters::money::Amount;
 use filters::purse::Standings;
@@ -407,6 +408,31 @@ async fn news_reach_who_listens_and_a_gap_is_told() {
     assert_eq!(news.recv().await, Some(expected));
     drop(news);
     listener.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_that_was_lost_never_shows_less_than_nothing() {
+    let server = Server::start().await;
+    let redis = connect(&single(&server)).await;
+    funded(&redis, 1, 1_000).await;
+    let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+    let key = Limits { budgets: vec![day], ..Limits::default() };
+    let scopes = Scopes { key, ..Scopes::default() };
+    let restore = async |id| {
+        let deny = admit_within(&redis, 1, id, 60, &scopes).await.unwrap_err();
+        let RedisDeny::BudgetUnknown(unknown) = deny else { panic!("{deny}") };
+        redis.restore_budget(ACCOUNT, &unknown[0], Amount::ZERO).await.unwrap();
+    };
+    restore(1).await;
+    admit_within(&redis, 1, 1, 60, &scopes).await.unwrap();
+    let budgets = server.command("KEYS test:*:b:*").await;
+    for budget in redis::from_redis_value::<Vec<String>>(budgets).unwrap() {
+        server.command(&format!("DEL {budget}")).await;
+    }
+    restore(2).await;
+    redis.void(ACCOUNT, pool(1), HoldId(1)).await.unwrap();
+    admit_within(&redis, 1, 2, 60, &scopes).await.unwrap();
+    assert!(matches!(admit_within(&redis, 1, 3, 60, &scopes).await, Err(RedisDeny::Limited { .. })));
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub async fn all(rig: &Rig) {
     a_hold_that_was_ended_before_it_came_is_not_placed(rig).await;
     a_refused_call_has_taken_nothing(rig).await;
     a_minute_is_any_sixty_seconds(rig).await;
+    what_is_corrected_too_late_changes_no_other_minute(rig).await;
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
     a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig).await;
@@ -147,11 +148,25 @@ async fn a_minute_is_any_sixty_seconds(rig: &Rig) {
     payer.advance(1).await;
     payer.admit(ask).await.unwrap();
     // A clock that steps back stands still: nothing is forgotten.
+    payer.advance(61_000).await;
+    payer.admit(ask).await.unwrap();
+    payer.admit(ask).await.unwrap();
     payer.advance(-30_000).await;
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: requests_per_minute");
     // One that was far ahead does not close the door for as long.
     payer.advance(-3_600_000).await;
     payer.admit(ask).await.unwrap();
+}
+
+async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { tokens_per_minute: Some(100), ..Limits::default() });
+    let early = payer.admit(Ask { amount: 1, tokens: 60 }).await.unwrap();
+    payer.advance(61_000).await;
+    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
+    payer.end_as(early, 1, "m", 0).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 51 }).await.is_err());
+    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
 }
 
 async fn models_that_did_not_serve_give_back(rig: &Rig) {
@@ -230,7 +245,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     empty_outbox(rig).await;
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![lost]));
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
-    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10).await.unwrap();
+    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10, LIFETIME).await.unwrap();
     rig.redis.outbox_acknowledge(payer.pool.shard, &[read[0].id.clone()]).await.unwrap();
     let told = End::Reaped { hold: payer.hold_at(lost, 100, placed_ms), boot: 7, cost: nano(33) };
     assert_eq!(read.into_iter().map(|outgoing| outgoing.end).collect::<Vec<_>>(), [told]);
@@ -246,7 +261,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
 /// Takes out what other promises have left.
 async fn empty_outbox(rig: &Rig) {
     let all: Vec<u16> = (0..256).collect();
-    for left in rig.redis.outbox_read("cleaner", &all, 1_000).await.unwrap() {
+    for left in rig.redis.outbox_read("cleaner", &all, 1_000, Duration::ZERO).await.unwrap() {
         rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
     }
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
@@ -304,6 +319,8 @@ async fn a_mark_is_set_once_and_clears(rig: &Rig) {
     assert_eq!((empty.installed, empty.held), (nano(0), nano(0)));
     assert_eq!(rig.redis.void(payer.account, pool, id).await, Ok(Ended::Unknown));
     assert_eq!(rig.redis.outbox_length().await.unwrap(), waiting, "the outbox outlives pools");
+    let left = rig.redis.call(shard, "left", &[epoch.to_string().into_bytes()]).await.unwrap();
+    assert_eq!(left, [b"0"]);
     let accounts_after = rig.payer(5).await;
     assert_eq!(accounts_after.money().await, (5, 0));
 }
@@ -326,7 +343,7 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let voided = payer.admit(money(1)).await.unwrap();
     rig.redis.void(payer.account, payer.pool, voided).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(4), "a void is nothing to book");
-    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit).await.unwrap();
+    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit, LIFETIME).await.unwrap();
     let first = read("one", 3).await;
     let records = |read: &[tollgate::store::redis::Outgoing]| {
         read.iter().map(|outgoing| outgoing.end.clone()).collect::<Vec<_>>()
@@ -342,6 +359,10 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     rig.redis.outbox_acknowledge(shard, &ids).await.unwrap();
     let left = read("two", 10).await;
     assert_eq!(left.len(), 1);
+    assert_eq!(rig.redis.outbox_read("three", &all, 10, LIFETIME).await, Ok(vec![]));
+    let taken_over = rig.redis.outbox_read("three", &all, 10, Duration::ZERO).await.unwrap();
+    assert_eq!(taken_over, left, "whoever read it first is gone");
+    assert_eq!(read("two", 10).await, []);
     rig.redis.outbox_acknowledge(shard, &[left[0].id.clone()]).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
     assert_eq!(read("two", 10).await, []);
@@ -368,6 +389,7 @@ async fn nothing_stays_for_ever(rig: &Rig) {
     });
     let RedisDeny::BudgetUnknown(unknown) = payer.admit(money(1)).await.unwrap_err() else { panic!("known") };
     rig.redis.restore_budget(payer.account, &unknown[0], nano(0)).await.unwrap();
+    payer.advance(86_400_000).await;
     for _ in 0..20 {
         let id = payer.admit(money(1)).await.unwrap();
         payer.end(id, 1).await;
