@@ -72,7 +72,7 @@ async fn end(servers: &Servers, pool: Pool, overdue: Vec<Overdue>) -> Result<(),
     let booked: HashMap<HoldId, Amount> = booked.into_iter().map(|it| (it.hold, it.taken)).collect();
     for overdue in gone {
         let charged = booked.get(&HoldId(overdue.hold.id)).copied().unwrap_or(Amount::ZERO);
-        match servers.redis.reap(pool, &overdue, charged, None).await {
+        match servers.redis.end_overdue(pool, &overdue, charged).await {
             Ok(_) => tracing::info!(
                 hold = %HoldId(overdue.hold.id), boot = overdue.boot, %charged, "a hold of a node that is gone has ended"
             ),

@@ -495,7 +495,7 @@ impl Inner {
             Ok(Ended::Now(parts) | Ended::Before(parts)) if parts.held == settled.settlement().held => {
                 settled.parts = Settled::parts_of(&parts);
             }
-            Ok(Ended::Now(_) | Ended::Before(_) | Ended::Unknown) => {}
+            Ok(Ended::Now(_) | Ended::Before(_) | Ended::Reaped | Ended::Unknown) => {}
             Err(error) => {
                 tracing::warn!(%error, "what a call cost above its hold is not taken: redis is away");
             }

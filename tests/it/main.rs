@@ -21,6 +21,7 @@ mod disk;
 mod docs;
 mod edge;
 mod errors;
+mod fleet;
 mod fold;
 mod holds;
 mod hostile;

@@ -3,18 +3,22 @@
 -- All keys of a shard begin with `base`, which holds the shard's hash tag, so that they share one slot and one server:
 --   money    hash    run, epoch: which process may spend this, and under which number; and of each account
 --                    i installed, a available, h held, c captured, r recalled: i = a + h + c + r
---   outbox   stream  r: the record for the ledger, p: held, cost and shortfall
+--   outbox   stream  r: the record for the ledger; p: held, cost and shortfall, or, of a hold that was reaped,
+--                    'X', its boot and what its call had cost
 --   revoked  set     digests of keys
 --   w:<scope>  string  two sliding minutes, requests and tokens: 61 pairs of doubles each, amount and latest event
 --   r:<scope>  zset    calls that run, by when they are given up
 --   b:<scope>:<window>  string  money spent or reserved in a budget's window
 -- and of each epoch, so that no other can find them:
---   holds:<epoch>  hash  hold -> 'O' and what it took while it is open, then 'E' and how it ended
+--   holds:<epoch>  hash  hold -> 'O' and what it took while it is open, then 'E' or 'X' and how it ended
 --   due:<epoch>    zset  open holds by deadline
 --   costs:<epoch>  hash  hold -> what its call has cost so far
 --   ended:<epoch>  zset  ended holds by when they are forgotten
--- A cluster may move keys one by one, and an operator may lose one. Money without its fence cannot be had, so that
--- such a shard is stale; a hold without its record keeps its money until the epoch ends.
+-- An operator may lose one. Money without its fence cannot be had, so that such a shard is stale; a hold without its
+-- record keeps its money until the epoch ends.
+--
+-- A call names the key `base`, which never exists. While a cluster moves a slot key by key, whoever has it sends calls
+-- for what is not there to whoever gets it; so no verb runs on a part of its keys, and none stops half-way.
 --
 -- Money is a decimal text. Only HINCRBY and INCRBY compute with it; Lua sees no more than the sign of what they
 -- answer, and compares texts without a sign. Lua's own numbers are doubles: good for times and tokens below 2^53.
@@ -41,10 +45,6 @@ local FORGET_MAX = 4
 local MONEY_MAX = '4611686018427387903'
 
 local verbs = {}
--- The one key that a call names is the shard's money: where that is, a cluster sends the call to.
-local function run_on(verb, money, args)
-  return verb(string.sub(money, 1, -#':money' - 1), args)
-end
 
 -- Which process this is. A library's local lives as long as its process: it is neither replicated nor saved.
 local run
@@ -233,12 +233,12 @@ local function admitted(scopes, available)
   return answer
 end
 
--- epoch hold amount account boot lifetime_ms digest record scopes...
+-- epoch hold amount account boot lifetime_ms digest record model scopes...
 function verbs.admit(base, args)
-  local epoch, id, amount, account, boot, lifetime, digest, record = unpack(args, 1, 8)
+  local epoch, id, amount, account, boot, lifetime, digest, record, model = unpack(args, 1, 9)
   local refused = stale(base, epoch)
   if refused then return refused end
-  local scopes = read_scopes(base, args, 9)
+  local scopes = read_scopes(base, args, 10)
   local now = clock(base)
   local money, keys = base .. ':money', of_epoch(base, epoch)
   local known = redis.call('HGET', keys.holds, id)
@@ -284,7 +284,7 @@ function verbs.admit(base, args)
   end
   less(money, 'a' .. account, amount)
   add(money, 'h' .. account, amount)
-  redis.call('HSET', keys.holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken }))
+  redis.call('HSET', keys.holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken, model }))
   redis.call('ZADD', keys.due, text(deadline), id)
   return admitted(scopes, redis.call('HGET', money, 'a' .. account) or '0')
 end
@@ -310,6 +310,31 @@ local function forget(keys, now)
   redis.call('ZREM', keys.ended, unpack(ids))
 end
 
+-- What a hold took of the limits becomes what its call used; models that did not serve get back all of it.
+local function give_back(base, id, taken, amount, cost, shortfall, model, tokens)
+  for _, part in ipairs(taken) do
+    local name, of_model, then_ms, reserved, runs = unpack(part, 1, 5)
+    local served = of_model == '' or of_model == model
+    if reserved ~= '' and (tokens ~= '' or not served) then
+      local used = served and tonumber(tokens) or 0
+      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), used)
+    end
+    if runs ~= '' then redis.call('ZREM', base .. ':r:' .. name, id) end
+    for i = 6, #part do
+      local key = base .. ':b:' .. name .. ':' .. part[i]
+      if served then correct_budget(key, amount, cost, shortfall) else correct_budget(key, amount, '0', '0') end
+    end
+  end
+end
+
+local function close(keys, id, how, now)
+  redis.call('HSET', keys.holds, id, how)
+  redis.call('ZREM', keys.due, id)
+  redis.call('HDEL', keys.costs, id)
+  redis.call('ZADD', keys.ended, text(now + ENDED_KEEP_MS), id)
+  forget(keys, now)
+end
+
 -- epoch hold cost model tokens record; tokens empty: as reserved; record empty: nothing for the outbox
 function verbs.settle(base, args)
   local epoch, id, cost, model, tokens, record = unpack(args, 1, 6)
@@ -324,7 +349,8 @@ function verbs.settle(base, args)
     redis.call('ZADD', keys.ended, text(now + NEVER_CAME_KEEP_MS), id)
     return { 'UNKNOWN' }
   end
-  if string.sub(known, 1, 1) ~= 'O' then return { 'CLOSED', string.sub(known, 2) } end
+  local how = string.sub(known, 1, 1)
+  if how ~= 'O' then return { how == 'X' and 'REAPED' or 'CLOSED', string.sub(known, 2) } end
   local amount, account, _, _, taken = unpack(cmsgpack.unpack(string.sub(known, 2)))
 
   local available = 'a' .. account
@@ -339,30 +365,10 @@ function verbs.settle(base, args)
   add(money, 'c' .. account, cost)
   less(money, 'c' .. account, shortfall)
 
-  for _, part in ipairs(taken) do
-    local name, of_model, then_ms, reserved, runs = unpack(part, 1, 5)
-    -- Models that did not serve get back what was set aside for them.
-    local served = of_model == '' or of_model == model
-    if reserved ~= '' and tokens ~= '' then
-      local used = served and tonumber(tokens) or 0
-      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), used)
-    elseif reserved ~= '' and not served then
-      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), 0)
-    end
-    if runs ~= '' then redis.call('ZREM', base .. ':r:' .. name, id) end
-    for i = 6, #part do
-      local key = base .. ':b:' .. name .. ':' .. part[i]
-      if served then correct_budget(key, amount, cost, shortfall) else correct_budget(key, amount, '0', '0') end
-    end
-  end
-
   local parts = amount .. ' ' .. cost .. ' ' .. shortfall
-  redis.call('HSET', keys.holds, id, 'E' .. parts)
-  redis.call('ZREM', keys.due, id)
-  redis.call('HDEL', keys.costs, id)
-  redis.call('ZADD', keys.ended, text(now + ENDED_KEEP_MS), id)
   if record ~= '' then redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', parts) end
-  forget(keys, now)
+  give_back(base, id, taken, amount, cost, shortfall, model, tokens)
+  close(keys, id, 'E' .. parts, now)
   return { 'OK', parts }
 end
 
@@ -402,15 +408,41 @@ function verbs.overdue(base, args)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
     local known = redis.call('HGET', keys.holds, id)
     if known and string.sub(known, 1, 1) == 'O' then
-      local amount, account, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
+      local _, _, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
       local cost = redis.call('HGET', keys.costs, id) or '0'
-      for _, value in ipairs({ id, amount, account, boot, cost, record }) do found[#found + 1] = value end
+      for _, value in ipairs({ id, boot, cost, record }) do found[#found + 1] = value end
       redis.call('ZADD', keys.due, text(now + tonumber(args[3])), id)
     else
       redis.call('ZREM', keys.due, id)
     end
   end
   return found
+end
+
+-- epoch limit: ends holds past their deadline. Nothing of them is free again: all counts as captured, and the ledger
+-- decides by its own records what of it was spent.
+function verbs.reap(base, args)
+  local refused = stale(base, args[1])
+  if refused then return refused end
+  local now, money, keys = clock(base), base .. ':money', of_epoch(base, args[1])
+  local reaped = { 'OK' }
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
+    local known = redis.call('HGET', keys.holds, id)
+    if known and string.sub(known, 1, 1) == 'O' then
+      local amount, account, boot, record, taken, model = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 6)
+      local cost = redis.call('HGET', keys.costs, id) or '0'
+      less(money, 'h' .. account, amount)
+      add(money, 'c' .. account, amount)
+      redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', 'X ' .. boot .. ' ' .. cost)
+      -- Its tokens count as reserved, its money as far as is known.
+      give_back(base, id, taken, amount, cost, '0', model, '')
+      close(keys, id, 'X' .. amount .. ' ' .. amount .. ' 0', now)
+      reaped[#reaped + 1] = id
+    else
+      redis.call('ZREM', keys.due, id)
+    end
+  end
+  return reaped
 end
 
 function verbs.fence(base)

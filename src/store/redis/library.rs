@@ -15,10 +15,10 @@ use sha2::{Digest as _, Sha256};
 /// The verbs.
 pub const SOURCE: &str = include_str!("library.lua");
 
-/// The source's end as a script. Its one key is the shard's money.
+/// The source's end as a script. Its one key is the base of a shard's keys.
 const AS_SCRIPT: &str = "
 local verb = table.remove(ARGV, 1)
-return run_on(verbs[verb], KEYS[1], ARGV)
+return verbs[verb](KEYS[1], ARGV)
 ";
 
 /// How a server runs verbs.
@@ -64,7 +64,7 @@ impl Library {
             let _infallible = writeln!(
                 functions,
                 "redis.register_function{{function_name = '{name}_{verb}', flags = {{{flags}}}, \
-                 callback = function(keys, args) return run_on(verbs.{verb}, keys[1], args) end}}"
+                 callback = function(keys, args) return verbs.{verb}(keys[1], args) end}}"
             );
         }
         let script = |head: &str| {

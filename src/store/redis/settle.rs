@@ -7,7 +7,7 @@ use filters::money::{Amount, Settlement};
 
 use super::admit::hold_name;
 use super::node::Lane;
-use super::{AMOUNT_MAX, Redis, RedisError, millis, money, shard_of};
+use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
 use crate::journal::record::{self, Record};
 use crate::journal::{Hold, Pool, Settled};
 
@@ -21,6 +21,8 @@ pub enum Ended {
     Now(Settlement),
     /// It had ended before, with these; all zeros when it was ended before it came.
     Before(Settlement),
+    /// It was reaped before: the ledger gets this end by the journal alone.
+    Reaped,
     /// Nobody knows it. It will not be placed any more.
     Unknown,
 }
@@ -77,21 +79,53 @@ impl Redis {
         self.end(Lane::Background, pool, &end).await
     }
 
-    /// Ends the hold of a node that is gone, at what it is charged. Its tokens count as reserved. With `record` the
-    /// ledger is told by the outbox, otherwise it knows already.
+    /// Ends the holds of a shard that nobody has touched for their lifetime, `limit` at most, and tells the ledger by
+    /// the outbox. Nothing of them is free again in Redis: all of it counts as captured, since the node that is gone
+    /// may have spent more than it said, and the ledger alone can know. Answers which.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn reap(&self, pool: Pool, limit: u32) -> Result<Vec<HoldId>, RedisError> {
+        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes()];
+        let answer = self.verb(Lane::Background, pool.shard, "reap", &args).await?.good()?;
+        holds(answer)
+    }
+
+    /// Holds of a shard past their deadline, `limit` at most. Unless they end they come again `again` later, so
+    /// that what may not be ended yet stands in nobody's way.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn overdue(&self, pool: Pool, limit: u32, again: Duration) -> Result<Vec<Overdue>, RedisError> {
+        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes(), millis(again)];
+        let mut answer = self.verb(Lane::Background, pool.shard, "overdue", &args).await?.good()?;
+        let mut found = vec![];
+        while !answer.is_empty() {
+            let (id, boot, cost) = (answer.text()?, answer.number()?, answer.amount()?);
+            match record::decode(&answer.bytes()?) {
+                Ok((Record::PooledHold(_, hold), _)) => found.push(Overdue { hold, boot, cost }),
+                // Only we write it; it stays until the epoch ends.
+                Ok(_) | Err(_) => tracing::error!(hold = %id, "the record of a hold in redis is damaged"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Ends the hold of a node that is gone, at what the ledger has booked for it; what it held above that is free
+    /// again. Its tokens count as reserved. The ledger is not told again.
     ///
     /// # Errors
     /// [`RedisError`]. After a lost answer it may be sent again.
-    pub async fn reap(
+    pub async fn end_overdue(
         &self,
         pool: Pool,
         overdue: &Overdue,
         charged: Amount,
-        record: Option<&Settled>,
     ) -> Result<Ended, RedisError> {
         let Overdue { hold, .. } = overdue;
         let account = AccountId(hold.account);
-        let end = End { account, hold: hold.id, cost: charged, model: &hold.model, tokens: None, record };
+        let end =
+            End { account, hold: hold.id, cost: charged, model: &hold.model, tokens: None, record: None };
         self.end(Lane::Background, pool, &end).await
     }
 
@@ -113,33 +147,10 @@ impl Redis {
                 args.push(hold_name(hold.0));
                 args.push(money((*cost).clamp(Amount::ZERO, AMOUNT_MAX)).unwrap_or_default());
             }
-            let mut answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
-            while !answer.is_empty() {
-                closed.push(hold(&answer.text()?)?);
-            }
+            let answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
+            closed.extend(holds(answer)?);
         }
         Ok(closed)
-    }
-
-    /// Holds of a shard past their deadline, `limit` at most. Unless they end they come again `again` later, so
-    /// that what may not be reaped yet stands in nobody's way.
-    ///
-    /// # Errors
-    /// [`RedisError`].
-    pub async fn overdue(&self, pool: Pool, limit: u32, again: Duration) -> Result<Vec<Overdue>, RedisError> {
-        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes(), millis(again)];
-        let mut answer = self.verb(Lane::Background, pool.shard, "overdue", &args).await?.good()?;
-        let mut found = vec![];
-        while !answer.is_empty() {
-            let (id, _amount, _account) = (answer.text()?, answer.amount()?, answer.text()?);
-            let (boot, cost) = (answer.number()?, answer.amount()?);
-            match record::decode(&answer.bytes()?) {
-                Ok((Record::PooledHold(_, hold), _)) => found.push(Overdue { hold, boot, cost }),
-                // Only we write it; it stays until the epoch ends.
-                Ok(_) | Err(_) => tracing::error!(hold = %id, "the record of a hold in redis is damaged"),
-            }
-        }
-        Ok(found)
     }
 
     async fn end(&self, lane: Lane, pool: Pool, end: &End<'_>) -> Result<Ended, RedisError> {
@@ -170,6 +181,7 @@ impl Redis {
                 settlement.shortfall = settlement.shortfall.checked_add(more).unwrap_or(Amount::MAX);
                 Ok(Ended::Now(settlement))
             }
+            "REAPED" => Ok(Ended::Reaped),
             "CLOSED" => Ok(Ended::Before(parts(&answer.text()?)?)),
             "STALE" => Err(RedisError::Stale(answer.fence()?)),
             _ => Err(RedisError::Unreadable),
@@ -197,6 +209,11 @@ pub(super) fn parts(text: &str) -> Result<Settlement, RedisError> {
     Ok(Settlement { held, captured, released: held.less(captured), excess, shortfall })
 }
 
-fn hold(name: &str) -> Result<HoldId, RedisError> {
-    u128::from_str_radix(name, 16).map(HoldId).map_err(|_| RedisError::Unreadable)
+fn holds(mut answer: Answer) -> Result<Vec<HoldId>, RedisError> {
+    let mut holds = vec![];
+    while !answer.is_empty() {
+        let id = u128::from_str_radix(&answer.text()?, 16).map_err(|_| RedisError::Unreadable)?;
+        holds.push(HoldId(id));
+    }
+    Ok(holds)
 }

@@ -1,6 +1,6 @@
 //! Random histories, played on a purse in memory and on the servers: every answer is the same.
 //!
-//! `TOLLGATE_SEED=<n>` plays one.
+//! `TOLLGATE_SEED=<n>` plays one seed, `TOLLGATE_SEEDS=<n>` plays so many.
 
 use std::collections::HashMap;
 
@@ -22,9 +22,10 @@ const MODELS: [&str; 3] = ["a", "b", "free"];
 const SCALES: [i64; 4] = [1_000, 100_000_000_000_000, 1 << 53, 1 << 61];
 
 pub async fn histories(rig: &Rig) {
-    let seeds = match std::env::var("TOLLGATE_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a seed")],
-        Err(_) => (0..SEEDS).collect(),
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("TOLLGATE_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("TOLLGATE_SEEDS").unwrap_or(SEEDS)).collect(),
     };
     let (mut admitted, mut refused) = (0, 0);
     for seed in seeds {
@@ -35,7 +36,7 @@ pub async fn histories(rig: &Rig) {
         admitted += world.admitted;
         refused += world.refused;
     }
-    assert!(admitted > 100 && refused > 100, "{admitted} admitted, {refused} refused");
+    assert!(admitted > 20 && refused > 10, "{admitted} admitted, {refused} refused");
 }
 
 struct World<'a> {

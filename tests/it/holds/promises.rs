@@ -7,7 +7,7 @@ use filters::limit::{Kind, Limits};
 use filters::money::{Amount, Settlement, settle};
 use tollgate::journal::{Pool, Settled};
 use tollgate::store::redis::{
-    Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
+    End, Ended, Fence, Installed, Marked, Overdue, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
 use super::rig::{Ask, LIFETIME, Rig, money, nano, word};
@@ -19,9 +19,11 @@ pub async fn all(rig: &Rig) {
     a_hold_that_was_ended_before_it_came_is_not_placed(rig).await;
     a_refused_call_has_taken_nothing(rig).await;
     a_minute_is_any_sixty_seconds(rig).await;
+    what_is_corrected_too_late_changes_no_other_minute(rig).await;
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
     a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig).await;
+    an_overdue_hold_ends_at_what_is_booked(rig).await;
     pools_only_rise_and_are_recalled_once(rig).await;
     a_mark_is_set_once_and_clears(rig).await;
     the_outbox_gives_everything_to_somebody(rig).await;
@@ -147,11 +149,25 @@ async fn a_minute_is_any_sixty_seconds(rig: &Rig) {
     payer.advance(1).await;
     payer.admit(ask).await.unwrap();
     // A clock that steps back stands still: nothing is forgotten.
+    payer.advance(61_000).await;
+    payer.admit(ask).await.unwrap();
+    payer.admit(ask).await.unwrap();
     payer.advance(-30_000).await;
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: requests_per_minute");
     // One that was far ahead does not close the door for as long.
     payer.advance(-3_600_000).await;
     payer.admit(ask).await.unwrap();
+}
+
+async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { tokens_per_minute: Some(100), ..Limits::default() });
+    let early = payer.admit(Ask { amount: 1, tokens: 60 }).await.unwrap();
+    payer.advance(61_000).await;
+    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
+    payer.end_as(early, 1, "m", 0).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 51 }).await.is_err());
+    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
 }
 
 async fn models_that_did_not_serve_give_back(rig: &Rig) {
@@ -212,7 +228,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     payer.limit_key(Limits { concurrency: Some(2), tokens_per_minute: Some(1_000), ..Limits::default() });
     let minute = Duration::from_secs(60);
     let ask = Ask { amount: 100, tokens: 100 };
-    let (kept, lost) = (rig.hold_id(), rig.hold_id());
+    let (kept, lost, placed_ms) = (rig.hold_id(), rig.hold_id(), payer.now_ms);
     payer.admit_as(kept, ask, minute).await.unwrap();
     payer.admit_as(lost, ask, minute).await.unwrap();
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: concurrency");
@@ -223,27 +239,57 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     let unknown = rig.hold_id();
     let touched = [touch(kept, 12), touch(unknown, 1)];
     assert_eq!(rig.redis.touch(payer.pool, &touched, minute).await, Ok(vec![unknown]));
-    let overdue = || rig.redis.overdue(payer.pool, 10, minute);
-    assert_eq!(overdue().await, Ok(vec![]));
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
     payer.advance(30_000).await;
     let third = payer.admit(ask).await.unwrap();
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: concurrency");
-    let found = rig.redis.overdue(payer.pool, 10, minute).await.unwrap();
-    assert_eq!(found.len(), 1);
-    assert_eq!((found[0].hold.id, found[0].boot, found[0].cost), (lost.0, 7, nano(33)));
-    assert_eq!(found[0].hold.request, format!("req-{lost}"));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
-    payer.advance(60_000).await;
-    let again = rig.redis.overdue(payer.pool, 10, minute).await.unwrap();
-    assert!(again.contains(&found[0]), "{again:?}");
-    let before = rig.redis.outbox_length().await.unwrap();
-    let ended = settle(nano(100), nano(33), Amount::ZERO);
-    assert_eq!(rig.redis.reap(payer.pool, &found[0], nano(33), None).await, Ok(Ended::Now(ended)));
-    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
+    empty_outbox(rig).await;
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![lost]));
+    assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
+    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10, LIFETIME).await.unwrap();
+    rig.redis.outbox_acknowledge(payer.pool.shard, &[read[0].id.clone()]).await.unwrap();
+    let told = End::Reaped { hold: payer.hold_at(lost, 100, placed_ms), boot: 7, cost: nano(33) };
+    assert_eq!(read.into_iter().map(|outgoing| outgoing.end).collect::<Vec<_>>(), [told]);
+    assert_eq!(payer.money().await, (700, 200), "nothing of it is free again");
+    assert_eq!(payer.state().await.captured, nano(100));
+    assert_eq!(payer.end(lost, 90).await, Ended::Reaped);
     assert_eq!(rig.redis.touch(payer.pool, &[touch(lost, 40)], minute).await, Ok(vec![lost]));
     payer.end(kept, 0).await;
     payer.end(third, 0).await;
-    assert_eq!(payer.money().await, (967, 0));
+    assert_eq!(payer.money().await, (900, 0));
+}
+
+async fn an_overdue_hold_ends_at_what_is_booked(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { concurrency: Some(1), tokens_per_minute: Some(1_000), ..Limits::default() });
+    let minute = Duration::from_secs(60);
+    let (id, placed_ms) = (rig.hold_id(), payer.now_ms);
+    payer.admit_as(id, Ask { amount: 100, tokens: 100 }, minute).await.unwrap();
+    let touch = Touch { hold: id, cost: nano(33) };
+    assert_eq!(rig.redis.touch(payer.pool, &[touch], minute).await, Ok(vec![]));
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]));
+    payer.advance(60_000).await;
+    let overdue = Overdue { hold: payer.hold_at(id, 100, placed_ms), boot: 7, cost: nano(33) };
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
+    payer.advance(60_000).await;
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
+    let before = rig.redis.outbox_length().await.unwrap();
+    let ended = settle(nano(100), nano(40), Amount::ZERO);
+    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Now(ended)));
+    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Before(ended)));
+    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
+    assert_eq!(payer.money().await, (960, 0));
+    payer.admit(money(1)).await.unwrap();
+}
+
+/// Takes out what other promises have left.
+async fn empty_outbox(rig: &Rig) {
+    let all: Vec<u16> = (0..256).collect();
+    for left in rig.redis.outbox_read("cleaner", &all, 1_000, Duration::ZERO).await.unwrap() {
+        rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
+    }
+    assert_eq!(rig.redis.outbox_length().await, Ok(0));
 }
 
 async fn pools_only_rise_and_are_recalled_once(rig: &Rig) {
@@ -292,12 +338,14 @@ async fn a_mark_is_set_once_and_clears(rig: &Rig) {
     assert_eq!(rig.redis.void(payer.account, payer.pool, id).await, stale);
     let touch = Touch { hold: id, cost: nano(1) };
     assert!(rig.redis.touch(payer.pool, &[touch], LIFETIME).await.is_err());
-    assert!(rig.redis.overdue(payer.pool, 1, LIFETIME).await.is_err());
+    assert!(rig.redis.reap(payer.pool, 1).await.is_err());
     let pool = Pool { shard, epoch: next };
     let empty = rig.redis.pool(payer.account, pool).await.unwrap();
     assert_eq!((empty.installed, empty.held), (nano(0), nano(0)));
     assert_eq!(rig.redis.void(payer.account, pool, id).await, Ok(Ended::Unknown));
     assert_eq!(rig.redis.outbox_length().await.unwrap(), waiting, "the outbox outlives pools");
+    let left = rig.redis.call(shard, "left", &[epoch.to_string().into_bytes()]).await.unwrap();
+    assert_eq!(left, [b"0"]);
     let accounts_after = rig.payer(5).await;
     assert_eq!(accounts_after.money().await, (5, 0));
 }
@@ -306,25 +354,24 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let payer = rig.payer(1_000).await;
     let shard = payer.pool.shard;
     let all: Vec<u16> = (0..256).collect();
-    // What other promises have left.
-    for left in rig.redis.outbox_read("cleaner", &all, 1_000).await.unwrap() {
-        rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
-    }
-    assert_eq!(rig.redis.outbox_length().await, Ok(0));
+    empty_outbox(rig).await;
     let mut expected = vec![];
     for cost in [0, 5, 900, 500] {
         let id = payer.admit(money(20)).await.unwrap();
         let Ended::Now(ended) = payer.end(id, cost).await else { panic!("it was open") };
-        expected.push(Settled { parts: Settled::parts_of(&ended), ..payer.settled(id, cost, "m", 0) });
+        expected.push(End::Settled(Settled {
+            parts: Settled::parts_of(&ended),
+            ..payer.settled(id, cost, "m", 0)
+        }));
     }
     payer.install(2_000).await;
     let voided = payer.admit(money(1)).await.unwrap();
     rig.redis.void(payer.account, payer.pool, voided).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(4), "a void is nothing to book");
-    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit).await.unwrap();
+    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit, LIFETIME).await.unwrap();
     let first = read("one", 3).await;
     let records = |read: &[tollgate::store::redis::Outgoing]| {
-        read.iter().map(|outgoing| outgoing.settled.clone()).collect::<Vec<_>>()
+        read.iter().map(|outgoing| outgoing.end.clone()).collect::<Vec<_>>()
     };
     assert_eq!(records(&first), expected[..3]);
     assert!(first.iter().all(|outgoing| outgoing.shard == shard));
@@ -337,6 +384,10 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     rig.redis.outbox_acknowledge(shard, &ids).await.unwrap();
     let left = read("two", 10).await;
     assert_eq!(left.len(), 1);
+    assert_eq!(rig.redis.outbox_read("three", &all, 10, LIFETIME).await, Ok(vec![]));
+    let taken_over = rig.redis.outbox_read("three", &all, 10, Duration::ZERO).await.unwrap();
+    assert_eq!(taken_over, left, "whoever read it first is gone");
+    assert_eq!(read("two", 10).await, []);
     rig.redis.outbox_acknowledge(shard, &[left[0].id.clone()]).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
     assert_eq!(read("two", 10).await, []);
@@ -363,6 +414,7 @@ async fn nothing_stays_for_ever(rig: &Rig) {
     });
     let RedisDeny::BudgetUnknown(unknown) = payer.admit(money(1)).await.unwrap_err() else { panic!("known") };
     rig.redis.restore_budget(payer.account, &unknown[0], nano(0)).await.unwrap();
+    payer.advance(86_400_000).await;
     for _ in 0..20 {
         let id = payer.admit(money(1)).await.unwrap();
         payer.end(id, 1).await;

@@ -24,6 +24,9 @@ function verbs.set_clock(base, args)
   redis.call('RPUSH', base .. ':clock', args[1], args[2])
   return { 'OK' }
 end
+function verbs.left(base, args)
+  return { tostring(#redis.call('KEYS', base .. ':*:' .. args[1])) }
+end
 function verbs.census(base)
   local endless = {}
   for _, kind in ipairs({ 'w', 'r', 'b' }) do
@@ -133,11 +136,15 @@ impl Payer<'_> {
     }
 
     pub fn hold(&self, id: HoldId, amount: i64) -> Hold {
+        self.hold_at(id, amount, self.now_ms)
+    }
+
+    pub fn hold_at(&self, id: HoldId, amount: i64, at_ms: i64) -> Hold {
         Hold {
             id: id.0,
             account: self.account.0,
             amount,
-            at_ms: self.now_ms,
+            at_ms,
             request: format!("req-{id}"),
             model: self.models[0].clone(),
             key: self.key.0,

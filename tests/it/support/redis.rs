@@ -66,14 +66,15 @@ impl Server {
         server
     }
 
+    /// A Sentinel; it writes to its file.
+    pub async fn sentinel(file: &std::path::Path) -> Self {
+        let file = file.to_str().expect("a plain path");
+        Self::with(Kind::Redis, &["--sentinel", file]).await
+    }
+
     /// As a config names it.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    /// Where its files are.
-    pub fn folder(&self) -> &std::path::Path {
-        self.folder.path()
     }
 
     /// A connection past the store, for what an operator would do.
@@ -213,10 +214,13 @@ fn launch(kind: Kind, port: u16, folder: &TempDir, args: &[String]) -> Child {
         Kind::Valkey => valkey(),
     };
     let mut command = Command::new(&program);
-    command
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
-        .arg(folder.path());
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match args {
+        // A Sentinel's file comes first, and it saves nothing else.
+        [first, file] if first == "--sentinel" => command.args([file.as_str(), "--sentinel"]),
+        args => command.args(["--save", ""]).args(args),
+    };
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder.path());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
         .spawn()
         .unwrap_or_else(|error| panic!("{}: {error}; scripts/setup test installs it", program.display()))
