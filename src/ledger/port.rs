@@ -3,7 +3,7 @@
 //! The same conformance tests run against every implementation (`tests/it/ledger.rs`).
 
 use filters::ids::{AccountId, KeyDigest};
-use filters::money::{Amount, TransferKind};
+use filters::money::Amount;
 
 use crate::journal::Settled;
 use crate::settings::{AccountSettings, KeySettings};
@@ -313,7 +313,7 @@ pub enum LedgerError {
     #[error("the ledger's database failed: {0}")]
     Database(#[from] rusqlite::Error),
     /// Postgres said no.
-    #[error("the ledger's database failed: {0}")]
+    #[error("the ledger's database failed: {}", said(.0))]
     Postgres(#[from] tokio_postgres::Error),
     /// Postgres cannot be asked.
     #[error("the ledger cannot be reached: {0}")]
@@ -342,13 +342,25 @@ pub enum LedgerError {
     /// The books were made by a newer version.
     #[error("the ledger has schema version {0}, this binary knows {1}: use a newer tollgate")]
     TooNew(i64, i64),
+    /// The books were made by an older version.
+    #[error("the ledger has schema version {0}, this binary needs {1}: run `tollgate migrate` first")]
+    TooOld(i64, i64),
+    /// The pool is not the current one of its shard: another incarnation of Redis answers by now.
+    #[error("the pool belongs to an incarnation of Redis that is over")]
+    Stale,
+    /// The boot is over, or was given up: its process must stop.
+    #[error("boot {0} is over or was declared lost: its process must stop")]
+    BootOver(i64),
 }
 
-/// Kinds that appear in statements, by their stored number.
-#[must_use]
-pub(super) fn kind_word(number: i64) -> &'static str {
-    TransferKind::ALL
-        .into_iter()
-        .find(|kind| super::sqlite::number(*kind) == number)
-        .map_or("unknown", TransferKind::word)
+/// An error of Postgres with its causes: by itself it only says where it happened.
+pub(super) fn said(error: &tokio_postgres::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }

@@ -25,6 +25,7 @@ mod fold;
 mod holds;
 mod hostile;
 mod kills;
+mod ledger;
 mod lifecycle;
 mod limits;
 mod money;

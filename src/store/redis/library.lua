@@ -224,8 +224,8 @@ local function over(scope, index, now, unknown)
   end
 end
 
-local function admitted(scopes)
-  local answer = { 'OK' }
+local function admitted(scopes, available)
+  local answer = { 'OK', available }
   for index = 1, 2 do
     answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_requests)
     answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_tokens)
@@ -248,7 +248,7 @@ function verbs.admit(base, args)
     local hold = cmsgpack.unpack(string.sub(known, 2))
     if hold[1] ~= amount or hold[2] ~= account then return { 'CLOSED' } end
     for index = 1, 2 do open_windows(scopes[index], now) end
-    return admitted(scopes)
+    return admitted(scopes, redis.call('HGET', money, 'a' .. account) or '0')
   end
   if redis.call('SISMEMBER', base .. ':revoked', digest) == 1 then return { 'REVOKED' } end
   local unknown = {}
@@ -286,7 +286,7 @@ function verbs.admit(base, args)
   add(money, 'h' .. account, amount)
   redis.call('HSET', keys.holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken, model }))
   redis.call('ZADD', keys.due, text(deadline), id)
-  return admitted(scopes)
+  return admitted(scopes, redis.call('HGET', money, 'a' .. account) or '0')
 end
 
 -- A budget's counter, as `Counters::end` changes it: never below zero.
@@ -335,7 +335,7 @@ local function close(keys, id, how, now)
   forget(keys, now)
 end
 
--- epoch hold cost model tokens record; record empty: nothing for the outbox
+-- epoch hold cost model tokens record; tokens empty: as reserved; record empty: nothing for the outbox
 function verbs.settle(base, args)
   local epoch, id, cost, model, tokens, record = unpack(args, 1, 6)
   local refused = stale(base, epoch)
@@ -397,6 +397,26 @@ function verbs.touch(base, args)
     end
   end
   return closed
+end
+
+-- epoch limit again_ms: holds past their deadline, which come again later unless they end
+function verbs.overdue(base, args)
+  local refused = stale(base, args[1])
+  if refused then return refused end
+  local now, keys = clock(base), of_epoch(base, args[1])
+  local found = { 'OK' }
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
+    local known = redis.call('HGET', keys.holds, id)
+    if known and string.sub(known, 1, 1) == 'O' then
+      local _, _, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
+      local cost = redis.call('HGET', keys.costs, id) or '0'
+      for _, value in ipairs({ id, boot, cost, record }) do found[#found + 1] = value end
+      redis.call('ZADD', keys.due, text(now + tonumber(args[3])), id)
+    else
+      redis.call('ZREM', keys.due, id)
+    end
+  end
+  return found
 end
 
 -- epoch limit: ends holds past their deadline. Nothing of them is free again: all counts as captured, and the ledger

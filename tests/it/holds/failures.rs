@@ -67,7 +67,7 @@ async fn admit_within(
     let (boot, lifetime, tokens) = (1, LIFETIME, 0);
     let admission =
         Admission { hold: &hold, pool: pool(epoch), boot, models: &models, scopes, tokens, lifetime };
-    redis.admit(&admission).await
+    redis.admit(&admission).await.map(|admitted| admitted.standings)
 }
 
 async fn available(redis: &Redis, epoch: i64) -> i64 {
@@ -318,7 +318,11 @@ async fn a_failover_by_sentinel_is_followed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_and_users_are_taken_from_the_url() {
     let authority = Authority::new();
-    let (chain, key) = authority.server_files("localhost");
+    let folder = tempfile::tempdir().unwrap();
+    let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
+    let (chain_pem, key_pem) = authority.server_pem("localhost");
+    std::fs::write(&chain, chain_pem).unwrap();
+    std::fs::write(&key, key_pem).unwrap();
     let port = free_port();
     let args = [
         "--tls-port".to_owned(),

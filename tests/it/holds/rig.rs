@@ -164,7 +164,7 @@ impl Payer<'_> {
             tokens: ask.tokens,
             lifetime,
         };
-        self.rig.redis.admit(&admission).await
+        self.rig.redis.admit(&admission).await.map(|admitted| admitted.standings)
     }
 
     pub async fn admit(&self, ask: Ask) -> Result<HoldId, RedisDeny> {

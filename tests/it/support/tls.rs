@@ -77,10 +77,10 @@ impl Authority {
         (self.file("caller.pem", &certificate.pem()), self.file("caller.key", &key.serialize_pem()))
     }
 
-    /// Files with a server's certificate and key.
-    pub fn server_files(&self, name: &str) -> (PathBuf, PathBuf) {
+    /// A server's certificate and key, in PEM.
+    pub fn server_pem(&self, name: &str) -> (String, String) {
         let (certificate, key) = self.issue(name);
-        (self.file("server.pem", &certificate.pem()), self.file("server.key", &key.serialize_pem()))
+        (certificate.pem(), key.serialize_pem())
     }
 
     fn issue(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
