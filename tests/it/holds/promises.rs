@@ -10,7 +10,7 @@ use tollgate::store::redis::{
     End, Ended, Fence, Installed, Marked, Overdue, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
-use super::rig::{Ask, LIFETIME, Rig, money, nano, word};
+use super::rig::{Ask, LIFETIME, Payer, Rig, money, nano, word};
 
 pub async fn all(rig: &Rig) {
     amounts_are_exact_to_the_last_bit(rig).await;
@@ -19,6 +19,7 @@ pub async fn all(rig: &Rig) {
     a_hold_that_was_ended_before_it_came_is_not_placed(rig).await;
     a_refused_call_has_taken_nothing(rig).await;
     a_minute_is_any_sixty_seconds(rig).await;
+    a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig).await;
     what_is_corrected_too_late_changes_no_other_minute(rig).await;
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
@@ -154,9 +155,37 @@ async fn a_minute_is_any_sixty_seconds(rig: &Rig) {
     payer.admit(ask).await.unwrap();
     payer.advance(-30_000).await;
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: requests_per_minute");
-    // One that was far ahead does not close the door for as long.
-    payer.advance(-3_600_000).await;
-    payer.admit(ask).await.unwrap();
+}
+
+async fn a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { requests_per_minute: Some(3), ..Limits::default() });
+    let begin_ms = payer.now_ms;
+    let fit = async |payer: &Payer<'_>| {
+        let mut fit = 0;
+        while payer.admit(money(0)).await.is_ok() {
+            fit += 1;
+        }
+        fit
+    };
+    payer.admit(money(0)).await.unwrap();
+    payer.admit(money(0)).await.unwrap();
+    // It stands still for a minute at most: what comes meanwhile counts as long as what was before.
+    payer.set_now(begin_ms - 30_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 59_999).await;
+    assert_eq!(fit(&payer).await, 0);
+    payer.set_now(begin_ms + 60_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    // What is further ahead is forgotten, also when the clock comes there again.
+    payer.set_now(begin_ms - 120_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    payer.set_now(begin_ms + 60_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 90_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 121_000).await;
+    assert_eq!(fit(&payer).await, 2);
 }
 
 async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
@@ -167,7 +196,11 @@ async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
     payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
     payer.end_as(early, 1, "m", 0).await;
     assert!(payer.admit(Ask { amount: 1, tokens: 51 }).await.is_err());
-    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
+    payer.advance(30_000).await;
+    payer.admit(Ask { amount: 1, tokens: 10 }).await.unwrap();
+    payer.advance(31_000).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 91 }).await.is_err());
+    payer.admit(Ask { amount: 1, tokens: 90 }).await.unwrap();
 }
 
 async fn models_that_did_not_serve_give_back(rig: &Rig) {
