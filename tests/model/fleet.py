@@ -48,7 +48,6 @@ LIVE, DEAD, GONE, NO_BOOT, STARTING = range(5)
 NO_RECORD, SETTLED = -1, 10
 LOCAL = -1  # a hold on the node's own tranche, instead of an epoch
 NOT_BOOKED = -1
-NODES = (0, 1)
 
 
 class Rules(NamedTuple):
@@ -56,6 +55,7 @@ class Rules(NamedTuple):
 
     escrow: bool = True                # Redis spends only what Postgres has leased to it
     journal: bool = True
+    outbox: bool = True                # of settlements
     post_once: bool = True             # by hold id
     fence: bool = True                 # a script looks whether the mark is this process' own
     mark_clears: bool = True           # marking a process clears the pools and holds in it
@@ -76,6 +76,7 @@ class Rules(NamedTuple):
     reap_frees: bool = True            # that, once its boot has another end for it
     reap_open_only: bool = True        # on a frozen pool X is nothing
     suspense: bool = True              # what a lost boot may owe is not freed
+    clear_looks: bool = True           # all that a lost boot left in Redis is posted before its pool is cleared
     late_is_bounded: bool = True       # by what is in suspense and free
     memory_before_return: bool = True  # a local tranche
 
@@ -443,8 +444,9 @@ class Fleet:
 
     def settled(self, state, s, i, cost):
         server = state.servers[s]
+        noted = server.outbox + ((i, cost, False),) * self.rules.outbox
         return with_server(state, s, free=server.free + self.holds[i] - cost, holds=without(server.holds, i),
-                           outbox=tuple(sorted(server.outbox + ((i, cost, False),))))
+                           outbox=tuple(sorted(noted)))
 
     # Postgres.
 
@@ -549,7 +551,11 @@ class Fleet:
         s, rules, bounds = node.server, self.rules, state.bounds
         if not rules.reap or not self.valid(state, s, node.epoch):
             return
-        server = state.servers[s]
+        server, pool = state.servers[s], pool_of(state, node.epoch)
+        if pool and pool.suspect and node.epoch == state.epoch:
+            left_behind = {entry[0] for entry in server.holds + server.outbox}
+            if not rules.clear_looks or all(state.calls[i].phase != LOST for i in left_behind):
+                yield f"{name(n)} clears pool {pool.epoch}", False, with_pool(state, pool.epoch, suspect=False)
         for i, point in server.holds:
             call = state.calls[i]
             left = state
@@ -687,7 +693,8 @@ class Fleet:
         if not (rules.fence and rules.mark_once and rules.mark_clears and rules.post_once and rules.reap_once
                 and rules.escrow):
             return state
-        servers, nodes, calls, last = list(state.servers), list(state.nodes), list(state.calls), len(state.servers) - 1
+        servers, nodes, calls = list(state.servers), list(state.nodes), list(state.calls)
+        last = len(servers) - 1
         # A process whose mark nobody carries any more answers STALE to all.
         used = {state.epoch} | {node.epoch for node in nodes if node.boot in (LIVE, STARTING)}
         used |= {call.epoch for call in calls if call.phase in (ASKED, ANSWERED)}
