@@ -18,7 +18,8 @@ journal, post from the outbox; lease and return a local tranche; find Redis unma
 learn of an epoch, report, free; restart (replay and a new boot); declare a boot lost; reap.
 Faults: a node is killed, a node is lost with its disk, the lost disk turns up after all, the operator releases
 what is in suspense; Redis loses all and comes back as another process, or as the same one (FLUSHALL); a replica
-that is behind or not takes over from a primary that is dead, or is not (split brain); an answer is lost.
+that is behind or not takes over from a primary that is dead, or is not (split brain); an answer is lost; a
+deadline passes while the hold's boot lives or is not replayed; the epoch is bumped without a need.
 
 WHAT MUST HOLD (`wrong`): no balance is negative and no CHECK refuses a charge; leases sum to no more than
 the balance; what is delivered never exceeds it, a lost disk or not, unless an operator released suspense;
@@ -28,7 +29,8 @@ by somebody or is in suspense. And, from every state, rest can be reached with n
 
 WHAT IS DELIBERATELY ABSENT. Several accounts and shards; top-ups; what `embedded.py` has: the tail that a
 kill cuts off, power cuts, the order of journal, lease and end of boot, a local hold before its record; rate
-limits; deadlines (the reaper needs none); a process of Redis that forgets a part of its keys; a boot that is
+limits; time (a deadline may pass at any moment); any script but admit that runs long after it was sent; a bump
+while who won the last one is still to mark, but for the fault; a process of Redis that forgets a part of its keys; a boot that is
 declared lost while it lives; idle pools that are given back; a third Redis. How far a replica is behind is all
 or nothing: what it has is cleared before it is used, but for the outbox. A node does not go back from
 the promoted replica to the old primary.
