@@ -29,11 +29,11 @@ by somebody or is in suspense. And, from every state, rest can be reached with n
 
 WHAT IS DELIBERATELY ABSENT. Several accounts and shards; top-ups; what `embedded.py` has: the tail that a
 kill cuts off, power cuts, the order of journal, lease and end of boot, a local hold before its record; rate
-limits; time (a deadline may pass at any moment); any script but admit that runs long after it was sent; a bump
-while who won the last one is still to mark, but for the fault; a process of Redis that forgets a part of its keys; a boot that is
-declared lost while it lives; idle pools that are given back; a third Redis. How far a replica is behind is all
-or nothing: what it has is cleared before it is used, but for the outbox. A node does not go back from
-the promoted replica to the old primary.
+limits; time (a deadline may pass at any moment); any script but admit that runs long after it was sent; a
+bump while who won the last one is still to mark, but for the fault; a process of Redis that forgets a part of
+its keys; a boot that is declared lost while it lives; idle pools that are given back; a third Redis. How far
+a replica is behind is all or nothing: what it has is cleared before it is used, but for the outbox. A node
+does not go back from the promoted replica to the old primary.
 """
 
 from typing import NamedTuple
