@@ -184,7 +184,7 @@ impl Wish<'_> {
         };
         match snapshot.upstreams.candidates(&ask) {
             Found::Plan(plan) => Ok(plan),
-            Found::AllRefused { soonest, rate_limited } => {
+            Found::AllRefused { soonest, rate_limited, gate: _ } => {
                 let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);
                 let (reason, message) = if rate_limited {
                     (Reason::RateLimited, "Every upstream of this model is over its rate limit.")
