@@ -81,7 +81,7 @@ impl Gateway {
             current: None,
             gate,
             first_attempt: None,
-            abandoned_max: principal.abandoned_max,
+            abandoned_max: principal.terms.abandoned_max,
         })
     }
 
@@ -106,7 +106,7 @@ impl Gateway {
         }
         // Never more than half of what is there: one call must not take all of it.
         let half = Amount::from_nano(available.nano() / 2);
-        let least = wish.principal.clamp_min;
+        let least = wish.principal.terms.clamp_min;
         if let Some(choices) = least.and_then(|least| choices.clamped(wish.facts, half, least)) {
             let amount = choices.amount(wish.facts).map_err(too_dear)?;
             let placed = self.place(wish, &choices, amount).await;
@@ -127,7 +127,7 @@ impl Gateway {
             price_version: choices.first().map_or(0, |choice| choice.model.price.version),
             // The bound in bytes would use up a minute's tokens with prompts that are a quarter of it.
             tokens: choices.tokens(wish.own_input()),
-            scopes: Arc::clone(&wish.principal.scopes),
+            scopes: Arc::clone(&wish.principal.terms.scopes),
         };
         self.holds.admit(admit).await
     }
