@@ -2,6 +2,7 @@
 
 pub mod embedded;
 pub mod port;
+pub mod redis;
 
 pub use embedded::Embedded;
 pub use port::{Admit, Charge, Deny, Holds, Ticket};
