@@ -53,7 +53,7 @@ impl Gateway {
         let facts = read(operation, &body.bytes).await?;
         let named = Choices::named(&snapshot, &principal, operation, &facts)?;
         let wish = Wish { ctx, operation, principal: &principal, facts: &facts };
-        let plan = wish.plan(&snapshot, &named)?;
+        let plan = wish.plan(&snapshot, &named).await?;
         let (ticket, choices) = match self.hold(&wish, named.within(&plan), &body.bytes).await {
             Ok(held) => held,
             Err(rejection) => {
@@ -175,14 +175,14 @@ struct Wish<'a> {
 
 impl Wish<'_> {
     /// Room 3: whom to ask, or why nobody can be asked.
-    fn plan(&self, snapshot: &Snapshot, named: &Choices) -> Result<Plan, Rejection> {
+    async fn plan(&self, snapshot: &Snapshot, named: &Choices) -> Result<Plan, Rejection> {
         let ask = Ask {
             models: &named.ids(),
             form: if self.facts.stream { Form::Stream } else { Form::Whole },
             prompt_tokens: self.own_input(),
             preferences: &self.facts.preferences,
         };
-        match snapshot.upstreams.candidates(&ask) {
+        match snapshot.upstreams.candidates_of_fleet(&ask).await {
             Found::Plan(plan) => Ok(plan),
             Found::AllRefused { soonest, rate_limited, gate: _ } => {
                 let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);

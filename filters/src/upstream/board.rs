@@ -399,6 +399,8 @@ struct ModelState {
     explorer: Explorer,
     gate: LastResort,
     claim: Claim,
+    /// Somebody has been refused for want of the claim.
+    wants_claim: bool,
     wide: [Option<(Instant, Seen)>; 2],
 }
 
@@ -691,7 +693,8 @@ impl Board {
         let present = self.fleet.present;
         let gates = self.models.iter_mut().enumerate().filter_map(|(at, model)| {
             let used = model.gate.used_until().filter(|_| present && model.claim.is_good(now));
-            Some((ModelId(at), model.claim.ask(now, used, false)?))
+            let wanted = std::mem::take(&mut model.wants_claim) && present;
+            Some((ModelId(at), model.claim.ask(now, used, wanted)?))
         });
         self.fleet.holds_back = self.endpoints.iter().any(|state| state.untold.holds_back());
         News { places, rests, gates: gates.collect() }
@@ -926,6 +929,8 @@ impl Board {
         let all_refuse = !own().any(Stand::admits_others) && own().any(Stand::is_fall_back);
         if all_refuse && self.fleet.present && !model.claim.is_good(now) {
             model.gate.put_up();
+            model.wants_claim = true;
+            self.fleet.urgent = true;
             return Order::Unclaimed;
         }
         let place = match model.gate.ask(now, all_refuse, now + PLACE) {
@@ -2296,6 +2301,7 @@ mod tests {
         }
         let found = played.find(&Preferences::default());
         assert!(matches!(found, Found::AllRefused { gate: Some(M), .. }), "{found:?}");
+        assert_eq!(played.board.news(played.now).gates, [(M, FleetAsk::Want)]);
         played.board.gate_claimed(M, Some(played.now + 2 * SECOND));
         let mut plan = played.plan();
         let found = played.find(&Preferences::default());

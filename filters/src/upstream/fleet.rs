@@ -290,8 +290,12 @@ impl Claim {
             self.until = None;
             return Some(if wanted { Ask::Want } else { Ask::Free });
         }
-        let lasts = self.until.is_some_and(|until| now + TERM / 2 < until);
-        (wanted && !lasts).then_some(Ask::Want)
+        if !wanted || self.until.is_some_and(|until| now + TERM / 2 < until) {
+            return None;
+        }
+        // Another node may be waiting for it, and have it before the answer is here.
+        self.until = None;
+        Some(Ask::Want)
     }
 }
 
@@ -324,8 +328,10 @@ mod tests {
         assert_eq!((claim.is_good(now), claim.ask(now, None, true)), (false, Some(Ask::Want)));
         claim.granted(Some(now + TERM));
         assert_eq!((claim.is_good(now), claim.ask(now, None, true)), (true, None));
-        assert_eq!(claim.ask(now + TERM / 2, None, true), Some(Ask::Want));
         assert!(!claim.is_good(now + TERM - MARGIN), "the fleet could not hear of it in time");
+        assert_eq!(claim.ask(now + TERM / 2, None, true), Some(Ask::Want));
+        assert!(!claim.is_good(now + TERM / 2), "it may have gone to another node by now");
+        claim.granted(Some(now + TERM));
         let end = now + Duration::from_secs(30);
         assert_eq!(claim.ask(now, Some(end), true), Some(Ask::Hold(end - now)));
         assert_eq!(claim.ask(now, Some(end), true), None, "said once");

@@ -282,7 +282,9 @@ impl Rests {
     pub fn hear(&mut self, now: Instant, id: CredentialId, word: RestWord) {
         let RestWord { cause, remaining, times } = word;
         let until = now + remaining.min(REST_MAX);
-        if self.credentials.get(&id).is_none_or(|rest| rest.until < until) {
+        let known = self.credentials.get(&id);
+        // A rest that is over, with nothing served since, is repeated as long as that is so.
+        if known.is_none_or(|rest| rest.until < until && !remaining.is_zero()) {
             self.credentials.insert(id, Rest { until, cause, times, trial_until: None });
         }
     }

@@ -1,0 +1,3 @@
+//! What nodes of a fleet have in common beside money.
+
+pub mod health;
