@@ -5,8 +5,11 @@
 //! in batches from the journal, by a thread of their own.
 
 pub mod port;
+pub mod postgres;
 pub mod sqlite;
+mod stored;
 pub mod worker;
 
 pub use port::{Ledger, LedgerError};
+pub use postgres::Postgres;
 pub use sqlite::Sqlite;

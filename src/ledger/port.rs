@@ -3,7 +3,7 @@
 //! The same conformance tests run against every implementation (`tests/it/ledger.rs`).
 
 use filters::ids::{AccountId, KeyDigest};
-use filters::money::{Amount, TransferKind};
+use filters::money::Amount;
 
 use crate::journal::Settled;
 use crate::settings::{AccountSettings, KeySettings};
@@ -342,13 +342,13 @@ pub enum LedgerError {
     /// The books were made by a newer version.
     #[error("the ledger has schema version {0}, this binary knows {1}: use a newer tollgate")]
     TooNew(i64, i64),
-}
-
-/// Kinds that appear in statements, by their stored number.
-#[must_use]
-pub(super) fn kind_word(number: i64) -> &'static str {
-    TransferKind::ALL
-        .into_iter()
-        .find(|kind| super::sqlite::number(*kind) == number)
-        .map_or("unknown", TransferKind::word)
+    /// The books were made by an older version.
+    #[error("the ledger has schema version {0}, this binary needs {1}: run `tollgate migrate` first")]
+    TooOld(i64, i64),
+    /// The pool is not the current one of its shard: another incarnation of Redis answers by now.
+    #[error("the pool belongs to an incarnation of Redis that is over")]
+    Stale,
+    /// The boot is over, or was given up: its process must stop.
+    #[error("boot {0} is over or was declared lost: its process must stop")]
+    BootOver(i64),
 }

@@ -13,32 +13,14 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 
 use super::port::{
     AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
-    StatementLine, Verified, What, kind_word,
+    StatementLine, Verified, What,
 };
+use super::stored::{CUSTOMER, CUSTOMER_ID_MIN, DAY_MS, HOUSE, HOUSE_KIND, kind_word, number, row};
 use crate::journal::Settled;
 use crate::settings::AccountSettings;
 
 const SCHEMA: &str = include_str!("schema.sql");
 const SCHEMA_VERSION: i64 = 1;
-/// A day in milliseconds.
-const DAY_MS: i64 = 86_400_000;
-const CUSTOMER: i64 = 1;
-const HOUSE_KIND: i64 = 2;
-
-/// House accounts, with the ids that they keep for ever.
-const HOUSE: [(i64, &str, LedgerAccount); 8] = [
-    (1, "revenue", LedgerAccount::Revenue),
-    (2, "cash_in", LedgerAccount::CashIn),
-    (3, "provider_payable", LedgerAccount::ProviderPayable),
-    (4, "provider_cost", LedgerAccount::ProviderCost),
-    (5, "shortfall", LedgerAccount::Shortfall),
-    (6, "abandoned", LedgerAccount::Abandoned),
-    (7, "promo", LedgerAccount::Promo),
-    (8, "write_off", LedgerAccount::WriteOff),
-];
-/// Customers' ids begin here.
-const CUSTOMER_ID_MIN: i64 = 1000;
-
 /// A ledger in a file.
 pub struct Sqlite {
     connection: Connection,
@@ -692,26 +674,4 @@ fn account_id(connection: &Connection, name: &str) -> Result<i64, LedgerError> {
         })
         .optional()?
         .ok_or_else(|| LedgerError::NoAccount(name.to_owned()))
-}
-
-/// The stored number of a kind.
-pub(super) const fn number(kind: TransferKind) -> i64 {
-    match kind {
-        TransferKind::Capture => 1,
-        TransferKind::Excess => 2,
-        TransferKind::Shortfall => 3,
-        TransferKind::ProviderCost => 4,
-        TransferKind::Abandoned => 5,
-        TransferKind::TopUp => 10,
-        TransferKind::Refund => 11,
-        TransferKind::Adjustment => 12,
-    }
-}
-
-/// The stored id of an account.
-fn row(account: LedgerAccount) -> i64 {
-    match account {
-        LedgerAccount::Customer(id) => id.0,
-        house => HOUSE.iter().find(|(_, _, known)| *known == house).map_or(0, |(id, _, _)| *id),
-    }
 }

@@ -29,6 +29,8 @@ pub enum LedgerAccount {
     Promo,
     /// Money given up, with a reason.
     WriteOff,
+    /// A customer's money that a lost node may have spent: nobody's until that is known.
+    Suspense,
 }
 
 /// Why a transfer was made. The numbers are stored: never reuse one.
@@ -44,25 +46,40 @@ pub enum TransferKind {
     ProviderCost = 4,
     /// Our cost at the provider for attempts that nobody is charged for.
     Abandoned = 5,
+    /// Cost that its lease could not pay, paid from what was free when it was booked.
+    Late = 6,
+    /// Cost that neither lease nor free balance could pay when it was booked.
+    WriteOff = 7,
+    /// Cost that was paid from suspense.
+    Resolved = 8,
     /// Prepaid money.
     TopUp = 10,
     /// Prepaid money given back.
     Refund = 11,
     /// A correction, with its reason.
     Adjustment = 12,
+    /// Set aside because a node is lost that may have spent it.
+    Suspended = 13,
+    /// Given back from suspense.
+    Restored = 14,
 }
 
 impl TransferKind {
     /// All kinds, for reading them back.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 13] = [
         Self::Capture,
         Self::Excess,
         Self::Shortfall,
         Self::ProviderCost,
         Self::Abandoned,
+        Self::Late,
+        Self::WriteOff,
+        Self::Resolved,
         Self::TopUp,
         Self::Refund,
         Self::Adjustment,
+        Self::Suspended,
+        Self::Restored,
     ];
 
     /// The word that statements and JSON show.
@@ -74,9 +91,14 @@ impl TransferKind {
             Self::Shortfall => "shortfall",
             Self::ProviderCost => "provider_cost",
             Self::Abandoned => "abandoned",
+            Self::Late => "late",
+            Self::WriteOff => "write_off",
+            Self::Resolved => "resolved",
             Self::TopUp => "top_up",
             Self::Refund => "refund",
             Self::Adjustment => "adjustment",
+            Self::Suspended => "suspended",
+            Self::Restored => "restored",
         }
     }
 }

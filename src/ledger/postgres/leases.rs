@@ -1,0 +1,201 @@
+//! Money that may be spent without asking: pools in Redis, and each boot's own tranche.
+//!
+//! A lease is what may be spent before it may be spent: first it leaves what is free, here, then somebody installs it.
+//! Its three sums only grow (leased, consumed, returned), so a total may be installed by anybody, late and twice:
+//! whoever installs adds what is above the total that it has seen. For the same reason money that is recalled from a
+//! pool never lowers the total: it counts beside it, here as in Redis.
+
+use std::collections::BTreeMap;
+
+use deadpool_postgres::Transaction;
+use filters::ids::AccountId;
+use filters::money::Amount;
+
+use super::epochs::{Part, READ_EPOCHS, must_live};
+use super::{Postgres, small};
+use crate::journal::Pool;
+use crate::ledger::port::LedgerError;
+
+/// How much of an account's free money is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Less than this is of no use: what a call waits for.
+    pub least: Amount,
+    /// More than this is not needed; at least `least`.
+    pub most: Amount,
+}
+
+/// What a lease has now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// All that was ever leased to it, also what is spent or returned by now: it only grows. Install this.
+    pub total: Amount,
+    /// By this call; zero when nothing is free.
+    pub added: Amount,
+    /// What is free of the account after it.
+    pub free_left: Amount,
+    /// What other pools and boots hold of the account.
+    pub elsewhere: Amount,
+}
+
+/// Whose lease.
+#[derive(Clone, Copy)]
+enum Holder {
+    Pool(Pool),
+    Boot(i64),
+}
+
+impl Postgres {
+    /// Leases more of an account to its pool in Redis: half of what is free at most, unless `least` is more than
+    /// half; then all of it, up to `most`. Also where that is less than `least`, since smaller calls may fit.
+    ///
+    /// # Errors
+    /// [`LedgerError::Stale`] when the pool is not the current one of its shard, [`LedgerError::NoAccount`], or the
+    /// books cannot be written.
+    pub fn lease_pool(&self, account: AccountId, pool: Pool, want: Wanted) -> Result<Leased, LedgerError> {
+        self.within(async |t| {
+            t.execute(READ_EPOCHS, &[]).await?;
+            let current = "SELECT 1 FROM shard_epoch WHERE shard = $1 AND epoch = $2 AND epoch > 0";
+            if t.query_opt(current, &[&small(pool.shard), &pool.epoch]).await?.is_none() {
+                return Err(LedgerError::Stale);
+            }
+            lease(t, account, Holder::Pool(pool), want).await
+        })
+    }
+
+    /// Leases more of an account to a boot's own tranche, by the rule of [`Self::lease_pool`].
+    ///
+    /// # Errors
+    /// [`LedgerError::BootOver`], [`LedgerError::NoAccount`], or the books cannot be written.
+    pub fn lease_local(&self, account: AccountId, boot: i64, want: Wanted) -> Result<Leased, LedgerError> {
+        self.within(async |t| {
+            must_live(t, boot).await?;
+            lease(t, account, Holder::Boot(boot), want).await
+        })
+    }
+
+    /// Frees what was recalled from a pool: call it after Redis has taken the money out of the pool for good.
+    ///
+    /// # Errors
+    /// [`LedgerError::Stale`] when the pool is not open any more: what nobody claims of it is freed by reports then.
+    pub fn return_pool(&self, account: AccountId, pool: Pool, amount: Amount) -> Result<(), LedgerError> {
+        self.within(async |t| {
+            lock_balances(t, vec![account.0]).await?;
+            let open =
+                "SELECT id FROM lease WHERE account = $1 AND shard = $2 AND epoch = $3 AND state = 'open'
+                            AND $4 BETWEEN 0 AND amount - consumed - returned FOR UPDATE";
+            let found =
+                t.query_opt(open, &[&account.0, &small(pool.shard), &pool.epoch, &amount.nano()]).await?;
+            let Some(row) = found else { return Err(LedgerError::Stale) };
+            let part = Part { lease: row.try_get(0)?, account: account.0, amount: amount.nano() };
+            move_leased(t, &[part]).await?;
+            Ok(())
+        })
+    }
+}
+
+async fn lease(
+    t: &Transaction<'_>,
+    account: AccountId,
+    holder: Holder,
+    want: Wanted,
+) -> Result<Leased, LedgerError> {
+    let balance = "SELECT posted - leased, leased FROM balance WHERE account = $1 FOR UPDATE";
+    let row = t.query_opt(balance, &[&account.0]).await?;
+    let row = row.ok_or_else(|| LedgerError::NoAccount(account.to_string()))?;
+    let (free, leased) = (Amount::from_nano(row.try_get(0)?), row.try_get::<_, i64>(1)?);
+    let added = share(free, want);
+    let (boot, shard, epoch) = match holder {
+        Holder::Pool(pool) => (None, Some(small(pool.shard)), Some(pool.epoch)),
+        Holder::Boot(boot) => (Some(boot), None, None),
+    };
+    let by = match holder {
+        Holder::Pool(_) => "account, shard, epoch",
+        Holder::Boot(_) => "account, boot",
+    };
+    let upsert = format!(
+        "INSERT INTO lease (account, boot, shard, epoch, amount) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT ({by}) DO UPDATE SET amount = lease.amount + excluded.amount WHERE lease.state = 'open'
+         RETURNING amount, amount - consumed - returned"
+    );
+    let upsert = t.prepare_cached(&upsert).await?;
+    let row = t.query_opt(&upsert, &[&account.0, &boot, &shard, &epoch, &added.nano()]).await?;
+    let row = row.ok_or(LedgerError::Stale)?;
+    let raise = "UPDATE balance SET leased = leased + $2 WHERE account = $1";
+    t.execute(raise, &[&account.0, &added.nano()]).await?;
+    let here: i64 = row.try_get(1)?;
+    Ok(Leased {
+        total: Amount::from_nano(row.try_get(0)?),
+        added,
+        free_left: free.less(added),
+        elsewhere: Amount::from_nano(leased)
+            .checked_add(added)
+            .unwrap_or(Amount::MAX)
+            .less(Amount::from_nano(here)),
+    })
+}
+
+/// What of `free` is leased to one who wants so much.
+fn share(free: Amount, want: Wanted) -> Amount {
+    let (least, most) = (want.least.max(Amount::ZERO), want.most.max(want.least).max(Amount::ZERO));
+    let half = Amount::from_nano(free.nano() / 2);
+    if least <= half { most.min(half) } else { most.min(free) }
+}
+
+/// Locks balances in their order, which is everybody's.
+pub(super) async fn lock_balances(t: &Transaction<'_>, accounts: Vec<i64>) -> Result<(), LedgerError> {
+    if !accounts.is_empty() {
+        let lock = "SELECT 1 FROM balance WHERE account = ANY ($1) ORDER BY account FOR UPDATE";
+        t.query(&t.prepare_cached(lock).await?, &[&accounts]).await?;
+    }
+    Ok(())
+}
+
+/// Gives parts of leases back to what is free, under the locks of balances and leases. One that is not open and of
+/// which nothing is left is closed. Answers the sum.
+pub(super) async fn move_leased(t: &Transaction<'_>, parts: &[Part]) -> Result<Amount, LedgerError> {
+    let mut sums: BTreeMap<i64, i64> = BTreeMap::new();
+    let mut freed = 0_i64;
+    for part in parts {
+        let sum = sums.entry(part.account).or_default();
+        *sum = sum.saturating_add(part.amount);
+        freed = freed.saturating_add(part.amount);
+    }
+    let leases: Vec<i64> = parts.iter().map(|part| part.lease).collect();
+    let amounts: Vec<i64> = parts.iter().map(|part| part.amount).collect();
+    let give = "UPDATE lease l SET returned = l.returned + p.amount,
+                    state = CASE WHEN l.state = 'frozen' AND l.consumed + l.returned + p.amount = l.amount
+                        THEN 'closed' ELSE l.state END
+                FROM unnest($1::bigint[], $2::bigint[]) AS p (id, amount) WHERE l.id = p.id";
+    t.execute(&t.prepare_cached(give).await?, &[&leases, &amounts]).await?;
+    let (accounts, amounts): (Vec<i64>, Vec<i64>) = sums.into_iter().unzip();
+    let free = "UPDATE balance b SET leased = b.leased - p.amount
+                FROM unnest($1::bigint[], $2::bigint[]) AS p (account, amount) WHERE b.account = p.account";
+    t.execute(&t.prepare_cached(free).await?, &[&accounts, &amounts]).await?;
+    Ok(Amount::from_nano(freed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_what_is_free_is_left_unless_it_is_too_small_to_split() {
+        for (free, least, most, leased) in [
+            (100, 10, 30, 30),
+            (100, 10, 80, 50),
+            (100, 50, 80, 50),
+            (100, 51, 80, 80),
+            (100, 51, 200, 100),
+            (100, 200, 200, 100),
+            (0, 1, 5, 0),
+            (1, 1, 5, 1),
+            (1, 0, 5, 0),
+            (100, 10, 5, 10),
+            (100, -3, -3, 0),
+        ] {
+            let want = Wanted { least: Amount::from_nano(least), most: Amount::from_nano(most) };
+            assert_eq!(share(Amount::from_nano(free), want).nano(), leased, "{free} {least} {most}");
+        }
+    }
+}
