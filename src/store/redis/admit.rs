@@ -126,6 +126,7 @@ impl Redis {
             millis(admission.lifetime),
             hex(&hold.key),
             record_of(admission)?,
+            hold.model.clone().into_bytes(),
         ];
         parts.iter().for_each(|part| part.write(admission, &mut args));
         let answer = self.verb(Lane::Request, shard, "admit", &args).await?;

@@ -1,17 +1,24 @@
 -- The hot store's verbs. One source, loaded as a Function library or run as a script: see `library.rs`.
 --
 -- All keys of a shard begin with `base`, which holds the shard's hash tag, so that they share one slot and one server:
---   mark     hash    run, epoch: which process may spend the pools below, and under which number
---   money    hash    of an account: i installed, a available, h held, c captured, r recalled; i = a + h + c + r
---   holds    hash    hold -> 'O' and what it took while it is open, then how it ended
---   due      zset    open holds by deadline
---   costs    hash    hold -> what its call has cost so far
---   ended    zset    ended holds by when they are forgotten
---   outbox   stream  r: the record for the ledger, p: held, cost and shortfall
+--   money    hash    run, epoch: which process may spend this, and under which number; and of each account
+--                    i installed, a available, h held, c captured, r recalled: i = a + h + c + r
+--   outbox   stream  r: the record for the ledger; p: held, cost and shortfall, or, of a hold that was reaped,
+--                    'X', its boot and what its call had cost
 --   revoked  set     digests of keys
 --   w:<scope>  string  two sliding minutes, requests and tokens: 61 pairs of doubles each, amount and latest event
 --   r:<scope>  zset    calls that run, by when they are given up
 --   b:<scope>:<window>  string  money spent or reserved in a budget's window
+-- and of each epoch, so that no other can find them:
+--   holds:<epoch>  hash  hold -> 'O' and what it took while it is open, then 'E' or 'X' and how it ended
+--   due:<epoch>    zset  open holds by deadline
+--   costs:<epoch>  hash  hold -> what its call has cost so far
+--   ended:<epoch>  zset  ended holds by when they are forgotten
+-- An operator may lose one. Money without its fence cannot be had, so that such a shard is stale; a hold without its
+-- record keeps its money until the epoch ends.
+--
+-- A call names the key `base`, which never exists. While a cluster moves a slot key by key, whoever has it sends calls
+-- for what is not there to whoever gets it; so no verb runs on a part of its keys, and none stops half-way.
 --
 -- Money is a decimal text. Only HINCRBY and INCRBY compute with it; Lua sees no more than the sign of what they
 -- answer, and compares texts without a sign. Lua's own numbers are doubles: good for times and tokens below 2^53.
@@ -22,8 +29,9 @@
 local SPAN_MS = 60000
 local BUCKETS = 61
 local WINDOW_BYTES = BUCKETS * 16
-local WINDOW_FORMAT = '<' .. string.rep('d', BUCKETS * 2)
-local WINDOW_EMPTY = string.rep('\0', WINDOW_BYTES)
+-- Nothing of Lua's own library is there while a library is loaded.
+local WINDOW_FORMAT
+local WINDOW_EMPTY
 -- Longer than a window, so that it never goes while it counts.
 local WINDOW_KEEP_MS = 121000
 -- An ended hold answers a repeat for so long. Its admit has arrived, and nothing sends that twice.
@@ -37,8 +45,6 @@ local FORGET_MAX = 4
 local MONEY_MAX = '4611686018427387903'
 
 local verbs = {}
--- Verbs that a server without memory refuses. All others give memory back, or must not fail.
-local grows = { admit = true, install = true }
 
 -- Which process this is. A library's local lives as long as its process: it is neither replicated nor saved.
 local run
@@ -71,7 +77,7 @@ local function less(key, field, amount)
 end
 
 local function fence(base)
-  local mark = redis.call('HMGET', base .. ':mark', 'run', 'epoch')
+  local mark = redis.call('HMGET', base .. ':money', 'run', 'epoch')
   return me(), mark[1] == me() and mark[2] or ''
 end
 
@@ -81,8 +87,17 @@ local function stale(base, epoch)
   return { 'STALE', run, marked }
 end
 
+local function of_epoch(base, epoch)
+  return {
+    holds = base .. ':holds:' .. epoch, due = base .. ':due:' .. epoch,
+    costs = base .. ':costs:' .. epoch, ended = base .. ':ended:' .. epoch,
+  }
+end
+
 -- A sliding minute: its buckets, what counts, the latest event that counts.
 local function window(key, at, now)
+  WINDOW_FORMAT = WINDOW_FORMAT or '<' .. string.rep('d', BUCKETS * 2)
+  WINDOW_EMPTY = WINDOW_EMPTY or string.rep('\0', WINDOW_BYTES)
   local bytes = redis.call('GETRANGE', key, at, at + WINDOW_BYTES - 1)
   if #bytes < WINDOW_BYTES then bytes = bytes .. string.sub(WINDOW_EMPTY, #bytes + 1) end
   local cells = { struct.unpack(WINDOW_FORMAT, bytes) }
@@ -218,15 +233,15 @@ local function admitted(scopes)
   return answer
 end
 
--- epoch hold amount account boot lifetime_ms digest record scopes...
+-- epoch hold amount account boot lifetime_ms digest record model scopes...
 function verbs.admit(base, args)
-  local epoch, id, amount, account, boot, lifetime, digest, record = unpack(args, 1, 8)
+  local epoch, id, amount, account, boot, lifetime, digest, record, model = unpack(args, 1, 9)
   local refused = stale(base, epoch)
   if refused then return refused end
-  local scopes = read_scopes(base, args, 9)
+  local scopes = read_scopes(base, args, 10)
   local now = clock(base)
-  local holds, money = base .. ':holds', base .. ':money'
-  local known = redis.call('HGET', holds, id)
+  local money, keys = base .. ':money', of_epoch(base, epoch)
+  local known = redis.call('HGET', keys.holds, id)
   if known then
     -- The same once more: its answer was lost. Anything else came too late.
     if string.sub(known, 1, 1) ~= 'O' then return { 'CLOSED' } end
@@ -269,8 +284,8 @@ function verbs.admit(base, args)
   end
   less(money, 'a' .. account, amount)
   add(money, 'h' .. account, amount)
-  redis.call('HSET', holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken }))
-  redis.call('ZADD', base .. ':due', text(deadline), id)
+  redis.call('HSET', keys.holds, id, 'O' .. cmsgpack.pack({ amount, account, boot, record, taken, model }))
+  redis.call('ZADD', keys.due, text(deadline), id)
   return admitted(scopes)
 end
 
@@ -288,29 +303,54 @@ local function correct_budget(key, reserved, cost, shortfall)
   if shortfall ~= '0' then redis.call('INCRBY', key, '-' .. shortfall) end
 end
 
-local function forget(base, now)
-  local ended = base .. ':ended'
-  local ids = redis.call('ZRANGEBYSCORE', ended, '-inf', text(now), 'LIMIT', 0, FORGET_MAX)
+local function forget(keys, now)
+  local ids = redis.call('ZRANGEBYSCORE', keys.ended, '-inf', text(now), 'LIMIT', 0, FORGET_MAX)
   if #ids == 0 then return end
-  redis.call('HDEL', base .. ':holds', unpack(ids))
-  redis.call('ZREM', ended, unpack(ids))
+  redis.call('HDEL', keys.holds, unpack(ids))
+  redis.call('ZREM', keys.ended, unpack(ids))
 end
 
--- epoch hold cost model tokens record; tokens empty: as reserved; record empty: nothing for the outbox
+-- What a hold took of the limits becomes what its call used; models that did not serve get back all of it.
+local function give_back(base, id, taken, amount, cost, shortfall, model, tokens)
+  for _, part in ipairs(taken) do
+    local name, of_model, then_ms, reserved, runs = unpack(part, 1, 5)
+    local served = of_model == '' or of_model == model
+    if reserved ~= '' and (tokens ~= '' or not served) then
+      local used = served and tonumber(tokens) or 0
+      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), used)
+    end
+    if runs ~= '' then redis.call('ZREM', base .. ':r:' .. name, id) end
+    for i = 6, #part do
+      local key = base .. ':b:' .. name .. ':' .. part[i]
+      if served then correct_budget(key, amount, cost, shortfall) else correct_budget(key, amount, '0', '0') end
+    end
+  end
+end
+
+local function close(keys, id, how, now)
+  redis.call('HSET', keys.holds, id, how)
+  redis.call('ZREM', keys.due, id)
+  redis.call('HDEL', keys.costs, id)
+  redis.call('ZADD', keys.ended, text(now + ENDED_KEEP_MS), id)
+  forget(keys, now)
+end
+
+-- epoch hold cost model tokens record; record empty: nothing for the outbox
 function verbs.settle(base, args)
   local epoch, id, cost, model, tokens, record = unpack(args, 1, 6)
   local refused = stale(base, epoch)
   if refused then return refused end
   local now = clock(base)
-  local holds, money = base .. ':holds', base .. ':money'
-  local known = redis.call('HGET', holds, id)
+  local money, keys = base .. ':money', of_epoch(base, epoch)
+  local known = redis.call('HGET', keys.holds, id)
   if not known then
     -- It never came, or comes later on a connection that dies: not any more.
-    redis.call('HSET', holds, id, 'E0 0 0')
-    redis.call('ZADD', base .. ':ended', text(now + NEVER_CAME_KEEP_MS), id)
+    redis.call('HSET', keys.holds, id, 'E0 0 0')
+    redis.call('ZADD', keys.ended, text(now + NEVER_CAME_KEEP_MS), id)
     return { 'UNKNOWN' }
   end
-  if string.sub(known, 1, 1) ~= 'O' then return { 'CLOSED', string.sub(known, 2) } end
+  local how = string.sub(known, 1, 1)
+  if how ~= 'O' then return { how == 'X' and 'REAPED' or 'CLOSED', string.sub(known, 2) } end
   local amount, account, _, _, taken = unpack(cmsgpack.unpack(string.sub(known, 2)))
 
   local available = 'a' .. account
@@ -325,30 +365,10 @@ function verbs.settle(base, args)
   add(money, 'c' .. account, cost)
   less(money, 'c' .. account, shortfall)
 
-  for _, part in ipairs(taken) do
-    local name, of_model, then_ms, reserved, runs = unpack(part, 1, 5)
-    -- Models that did not serve get back what was set aside for them.
-    local served = of_model == '' or of_model == model
-    if reserved ~= '' and tokens ~= '' then
-      local used = served and tonumber(tokens) or 0
-      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), used)
-    elseif reserved ~= '' and not served then
-      correct(base .. ':w:' .. name, WINDOW_BYTES, tonumber(then_ms), tonumber(reserved), 0)
-    end
-    if runs ~= '' then redis.call('ZREM', base .. ':r:' .. name, id) end
-    for i = 6, #part do
-      local key = base .. ':b:' .. name .. ':' .. part[i]
-      if served then correct_budget(key, amount, cost, shortfall) else correct_budget(key, amount, '0', '0') end
-    end
-  end
-
   local parts = amount .. ' ' .. cost .. ' ' .. shortfall
-  redis.call('HSET', holds, id, 'E' .. parts)
-  redis.call('ZREM', base .. ':due', id)
-  redis.call('HDEL', base .. ':costs', id)
-  redis.call('ZADD', base .. ':ended', text(now + ENDED_KEEP_MS), id)
   if record ~= '' then redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', parts) end
-  forget(base, now)
+  give_back(base, id, taken, amount, cost, shortfall, model, tokens)
+  close(keys, id, 'E' .. parts, now)
   return { 'OK', parts }
 end
 
@@ -356,14 +376,15 @@ end
 function verbs.touch(base, args)
   local refused = stale(base, args[1])
   if refused then return refused end
+  local keys = of_epoch(base, args[1])
   local deadline = text(clock(base) + tonumber(args[2]))
   local closed = { 'OK' }
   for i = 3, #args, 2 do
     local id = args[i]
-    local known = redis.call('HGET', base .. ':holds', id)
+    local known = redis.call('HGET', keys.holds, id)
     if known and string.sub(known, 1, 1) == 'O' then
-      redis.call('HSET', base .. ':costs', id, args[i + 1])
-      redis.call('ZADD', base .. ':due', 'GT', deadline, id)
+      redis.call('HSET', keys.costs, id, args[i + 1])
+      redis.call('ZADD', keys.due, 'GT', deadline, id)
       for _, part in ipairs(cmsgpack.unpack(string.sub(known, 2))[5]) do
         if part[5] ~= '' then
           local running = base .. ':r:' .. part[1]
@@ -378,24 +399,30 @@ function verbs.touch(base, args)
   return closed
 end
 
--- epoch limit again_ms: holds past their deadline, which come again later unless they end
-function verbs.overdue(base, args)
+-- epoch limit: ends holds past their deadline. Nothing of them is free again: all counts as captured, and the ledger
+-- decides by its own records what of it was spent.
+function verbs.reap(base, args)
   local refused = stale(base, args[1])
   if refused then return refused end
-  local due, now = base .. ':due', clock(base)
-  local found = { 'OK' }
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', text(now), 'LIMIT', 0, args[2])) do
-    local known = redis.call('HGET', base .. ':holds', id)
+  local now, money, keys = clock(base), base .. ':money', of_epoch(base, args[1])
+  local reaped = { 'OK' }
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
+    local known = redis.call('HGET', keys.holds, id)
     if known and string.sub(known, 1, 1) == 'O' then
-      local amount, account, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
-      local cost = redis.call('HGET', base .. ':costs', id) or '0'
-      for _, value in ipairs({ id, amount, account, boot, cost, record }) do found[#found + 1] = value end
-      redis.call('ZADD', due, text(now + tonumber(args[3])), id)
+      local amount, account, boot, record, taken, model = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 6)
+      local cost = redis.call('HGET', keys.costs, id) or '0'
+      less(money, 'h' .. account, amount)
+      add(money, 'c' .. account, amount)
+      redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', 'X ' .. boot .. ' ' .. cost)
+      -- Its tokens count as reserved, its money as far as is known.
+      give_back(base, id, taken, amount, cost, '0', model, '')
+      close(keys, id, 'X' .. amount .. ' ' .. amount .. ' 0', now)
+      reaped[#reaped + 1] = id
     else
-      redis.call('ZREM', due, id)
+      redis.call('ZREM', keys.due, id)
     end
   end
-  return found
+  return reaped
 end
 
 function verbs.fence(base)
@@ -404,10 +431,14 @@ end
 
 -- run epoch: from now on this process spends under this number. What it held under others is gone.
 function verbs.mark(base, args)
-  local marked = redis.call('HGET', base .. ':mark', 'epoch')
-  if args[1] ~= me() or (marked and covers(marked, args[2])) then return { 'STALE', fence(base) } end
-  for _, name in ipairs({ ':money', ':holds', ':due', ':costs', ':ended' }) do redis.call('UNLINK', base .. name) end
-  redis.call('HSET', base .. ':mark', 'run', args[1], 'epoch', args[2])
+  local money = base .. ':money'
+  local before = redis.call('HGET', money, 'epoch')
+  if args[1] ~= me() or (before and covers(before, args[2])) then return { 'STALE', fence(base) } end
+  redis.call('UNLINK', money)
+  if before then
+    for _, key in pairs(of_epoch(base, before)) do redis.call('UNLINK', key) end
+  end
+  redis.call('HSET', money, 'run', args[1], 'epoch', args[2])
   return { 'OK' }
 end
 

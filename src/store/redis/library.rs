@@ -15,16 +15,7 @@ use sha2::{Digest as _, Sha256};
 /// The verbs: those on money, and those of `fleet`.
 pub const SOURCE: &str = concat!(include_str!("library.lua"), include_str!("../../fleet/share.lua"));
 
-/// Their ends as a library and as a script. `KEYS[1]` is the base of a shard's keys.
-const AS_LIBRARY: &str = "
-for verb, act in pairs(verbs) do
-  redis.register_function{
-    function_name = NAME .. '_' .. verb,
-    callback = function(keys, args) return act(keys[1], args) end,
-    flags = grows[verb] and {} or { 'allow-oom' },
-  }
-end
-";
+/// The source's end as a script. Its one key is the base of a shard's keys.
 const AS_SCRIPT: &str = "
 local verb = table.remove(ARGV, 1)
 return verbs[verb](KEYS[1], ARGV)
@@ -55,7 +46,7 @@ struct Script {
     digest: String,
 }
 
-/// Verbs that take memory; the table `grows` in `library.lua`.
+/// Verbs that a server without memory refuses. All others give memory back, or must not fail.
 const GROWS: [&str; 2] = ["admit", "install"];
 
 impl Library {
@@ -66,7 +57,16 @@ impl Library {
             // Writing to a text does not fail.
             let _infallible = write!(name, "{byte:02x}");
         }
-        let functions = format!("#!lua name={name}\nlocal NAME = '{name}'\n{source}{AS_LIBRARY}");
+        let mut functions = format!("#!lua name={name}\n{source}\n");
+        let heads = source.lines().filter_map(|line| line.strip_prefix("function verbs."));
+        for verb in heads.filter_map(|head| head.split_once('(')).map(|(verb, _)| verb) {
+            let flags = if GROWS.contains(&verb) { "" } else { "'allow-oom'" };
+            let _infallible = writeln!(
+                functions,
+                "redis.register_function{{function_name = '{name}_{verb}', flags = {{{flags}}}, \
+                 callback = function(keys, args) return verbs.{verb}(keys[1], args) end}}"
+            );
+        }
         let script = |head: &str| {
             let source = format!("{head}\n{source}{AS_SCRIPT}");
             // Redis names a script by SHA-1, which it tells when it takes one in.

@@ -25,6 +25,10 @@
 //! [`Redis::check`]. Its user needs the commands of `library.lua`, `INFO`, `FCALL` and `FUNCTION|LOAD` or `EVALSHA`
 //! and `SCRIPT|LOAD`, `PUBLISH`, `SUBSCRIBE`, and with a cluster `CLUSTER|SLOTS`, on keys that begin with the prefix.
 //!
+//! A slot of a cluster that moves leaves its pools behind: its shards are stale as soon as it begins to move. Move it in
+//! one step where the server can (Valkey 9), or key by key with `--cluster-replace`, since nodes may have marked the new
+//! server before the last key arrives.
+//!
 //! Deliberately absent: retries. A command that timed out may have run; whoever sent it knows what that means.
 
 mod admit;
@@ -48,9 +52,9 @@ use tokio::sync::Notify;
 
 pub use admit::{Admission, RedisDeny, Scope, UnknownBudget};
 pub use library::{Dialect, SOURCE};
-pub use outbox::Outgoing;
+pub use outbox::{End, Outgoing};
 pub use pools::{Fence, Installed, Marked, PoolState, Recalled};
-pub use settle::{Ended, Overdue, Touch};
+pub use settle::{Ended, Touch};
 pub use shared::{News, Warning};
 
 use answer::Answer;
@@ -194,7 +198,11 @@ impl Redis {
             tracing::debug!(%error, "nobody says who the redis primary is");
         }
         let nodes = self.inner.map.nodes();
-        let mends = nodes.iter().filter(|node| node.is_open()).map(|node| async {
+        let mends = nodes.iter().map(|node| async {
+            // A connection that broke while nobody used it is better noticed here than by a request.
+            if !node.is_open() && node.probe().await {
+                return;
+            }
             match node.mend().await {
                 Ok(()) => tracing::info!(server = %node.address.0, port = node.address.1, "redis answers"),
                 Err(error) => {

@@ -139,6 +139,18 @@ impl Node {
         }
     }
 
+    /// Asks whether the server is still there; opens the breaker if not.
+    pub(super) async fn probe(&self) -> bool {
+        let ping = redis::cmd("PING");
+        // One after the other: a fault of the first opens the breaker for both.
+        for lane in [Lane::Background, Lane::Request] {
+            if self.send(lane, &ping, false).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Asks whether the server is there, connects where needed, and closes the breaker if it answers.
     pub(super) async fn mend(&self) -> Result<(), RedisError> {
         let _one_at_a_time = self.mending.lock().await;

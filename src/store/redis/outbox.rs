@@ -8,9 +8,10 @@ use super::admit::hex;
 use super::node::Lane;
 use super::settle::parts;
 use super::{Answer, Redis, RedisError, SHARDS, millis, shard_of};
-use crate::journal::Settled;
 use crate::journal::record::{self, Record};
+use crate::journal::{Hold, Settled};
 use filters::ids::{AccountId, KeyDigest};
+use filters::money::Amount;
 
 /// What another consumer has read and not acknowledged for so long is read by somebody else.
 const IDLE: Duration = Duration::from_secs(30);
@@ -21,7 +22,22 @@ pub struct Outgoing {
     pub shard: u16,
     /// Of its entry in the stream.
     pub id: String,
-    pub settled: Settled,
+    pub end: End,
+}
+
+/// What the ledger is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A hold ended, with these parts.
+    Settled(Settled),
+    /// Nobody touched a hold for its lifetime. All of it counts as captured.
+    Reaped {
+        hold: Hold,
+        /// Of the node that placed it.
+        boot: i64,
+        /// What its call had cost when it was last touched.
+        cost: Amount,
+    },
 }
 
 impl Redis {
@@ -113,13 +129,19 @@ fn outgoing(shard: u16, mut answer: Answer) -> Result<Vec<Outgoing>, RedisError>
     let mut found = vec![];
     while !answer.is_empty() {
         let (id, bytes, text) = (answer.text()?, answer.bytes()?, answer.text()?);
-        match record::decode(&bytes) {
-            Ok((Record::PooledSettled(_, mut settled), _)) => {
+        match (record::decode(&bytes), text.strip_prefix("X ")) {
+            (Ok((Record::PooledSettled(_, mut settled), _)), None) => {
                 settled.parts = Settled::parts_of(&parts(&text)?);
-                found.push(Outgoing { shard, id, settled });
+                found.push(Outgoing { shard, id, end: End::Settled(settled) });
+            }
+            (Ok((Record::PooledHold(_, hold), _)), Some(numbers)) => {
+                let (boot, cost) = numbers.split_once(' ').ok_or(RedisError::Unreadable)?;
+                let boot = boot.parse().map_err(|_| RedisError::Unreadable)?;
+                let cost = cost.parse().map(Amount::from_nano).map_err(|_| RedisError::Unreadable)?;
+                found.push(Outgoing { shard, id, end: End::Reaped { hold, boot, cost } });
             }
             // Only we write it. It stays, so that somebody can look at it.
-            Ok(_) | Err(_) => tracing::error!(shard, id, "a record in the outbox is damaged"),
+            (Ok(_) | Err(_), _) => tracing::error!(shard, id, "a record in the outbox is damaged"),
         }
     }
     Ok(found)

@@ -72,6 +72,8 @@ impl Redis {
     pub async fn run_ids(&self) -> Result<Vec<(Vec<u16>, RunId)>, RedisError> {
         let mut found = vec![];
         let mut failed = RedisError::Open;
+        // Where nobody says it now, what was last known has to do.
+        let _as_known = self.inner.map.refresh().await;
         for (_, shards) in self.inner.map.shards(&self.inner.prefix) {
             let Some(first) = shards.first() else { continue };
             match self.fence(*first).await {

@@ -7,9 +7,9 @@ use filters::money::{Amount, Settlement};
 
 use super::admit::hold_name;
 use super::node::Lane;
-use super::{AMOUNT_MAX, Redis, RedisError, millis, money, shard_of};
+use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
 use crate::journal::record::{self, Record};
-use crate::journal::{Hold, Pool, Settled};
+use crate::journal::{Pool, Settled};
 
 /// Holds that one command touches, at most.
 const TOUCHES_MAX: usize = 128;
@@ -21,6 +21,8 @@ pub enum Ended {
     Now(Settlement),
     /// It had ended before, with these; all zeros when it was ended before it came.
     Before(Settlement),
+    /// It was reaped before: the ledger gets this end by the journal alone.
+    Reaped,
     /// Nobody knows it. It will not be placed any more.
     Unknown,
 }
@@ -30,16 +32,6 @@ pub enum Ended {
 pub struct Touch {
     pub hold: HoldId,
     /// What it has cost so far.
-    pub cost: Amount,
-}
-
-/// A hold that nobody has touched for its lifetime.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overdue {
-    pub hold: Hold,
-    /// Of the node that placed it.
-    pub boot: i64,
-    /// What its call had cost when it was last touched.
     pub cost: Amount,
 }
 
@@ -62,7 +54,7 @@ impl Redis {
             hold: settled.id,
             cost,
             model: &settled.model,
-            tokens: Some(tokens),
+            tokens,
             record: Some(settled),
         };
         self.end(Lane::Request, pool, &end).await
@@ -73,26 +65,20 @@ impl Redis {
     /// # Errors
     /// [`RedisError`]. After a lost answer it may be sent again.
     pub async fn void(&self, account: AccountId, pool: Pool, hold: HoldId) -> Result<Ended, RedisError> {
-        let end = End { account, hold: hold.0, cost: Amount::ZERO, model: "", tokens: Some(0), record: None };
+        let end = End { account, hold: hold.0, cost: Amount::ZERO, model: "", tokens: 0, record: None };
         self.end(Lane::Background, pool, &end).await
     }
 
-    /// Ends the hold of a node that is gone, at what it is charged. Its tokens count as reserved. With `record` the
-    /// ledger is told by the outbox, otherwise it knows already.
+    /// Ends the holds of a shard that nobody has touched for their lifetime, `limit` at most, and tells the ledger by
+    /// the outbox. Nothing of them is free again in Redis: all of it counts as captured, since the node that is gone
+    /// may have spent more than it said, and the ledger alone can know. Answers which.
     ///
     /// # Errors
-    /// [`RedisError`]. After a lost answer it may be sent again.
-    pub async fn reap(
-        &self,
-        pool: Pool,
-        overdue: &Overdue,
-        charged: Amount,
-        record: Option<&Settled>,
-    ) -> Result<Ended, RedisError> {
-        let Overdue { hold, .. } = overdue;
-        let account = AccountId(hold.account);
-        let end = End { account, hold: hold.id, cost: charged, model: &hold.model, tokens: None, record };
-        self.end(Lane::Background, pool, &end).await
+    /// [`RedisError`].
+    pub async fn reap(&self, pool: Pool, limit: u32) -> Result<Vec<HoldId>, RedisError> {
+        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes()];
+        let answer = self.verb(Lane::Background, pool.shard, "reap", &args).await?.good()?;
+        holds(answer)
     }
 
     /// Says that calls of one shard still run, and what they have cost so far. Answers those whose hold has ended:
@@ -113,33 +99,10 @@ impl Redis {
                 args.push(hold_name(hold.0));
                 args.push(money((*cost).clamp(Amount::ZERO, AMOUNT_MAX)).unwrap_or_default());
             }
-            let mut answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
-            while !answer.is_empty() {
-                closed.push(hold(&answer.text()?)?);
-            }
+            let answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
+            closed.extend(holds(answer)?);
         }
         Ok(closed)
-    }
-
-    /// Holds of a shard past their deadline, `limit` at most. Unless they end they come again `again` later, so
-    /// that what may not be reaped yet stands in nobody's way.
-    ///
-    /// # Errors
-    /// [`RedisError`].
-    pub async fn overdue(&self, pool: Pool, limit: u32, again: Duration) -> Result<Vec<Overdue>, RedisError> {
-        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes(), millis(again)];
-        let mut answer = self.verb(Lane::Background, pool.shard, "overdue", &args).await?.good()?;
-        let mut found = vec![];
-        while !answer.is_empty() {
-            let (id, _amount, _account) = (answer.text()?, answer.amount()?, answer.text()?);
-            let (boot, cost) = (answer.number()?, answer.amount()?);
-            match record::decode(&answer.bytes()?) {
-                Ok((Record::PooledHold(_, hold), _)) => found.push(Overdue { hold, boot, cost }),
-                // Only we write it; it stays until the epoch ends.
-                Ok(_) | Err(_) => tracing::error!(hold = %id, "the record of a hold in redis is damaged"),
-            }
-        }
-        Ok(found)
     }
 
     async fn end(&self, lane: Lane, pool: Pool, end: &End<'_>) -> Result<Ended, RedisError> {
@@ -158,7 +121,7 @@ impl Redis {
             hold_name(end.hold),
             money(cost).ok_or(RedisError::NoSuch)?,
             end.model.as_bytes().to_vec(),
-            end.tokens.map(|tokens| tokens.min(1 << 48).to_string().into_bytes()).unwrap_or_default(),
+            end.tokens.min(1 << 48).to_string().into_bytes(),
             bytes,
         ];
         let mut answer = self.verb(lane, pool.shard, "settle", &args).await?;
@@ -170,6 +133,7 @@ impl Redis {
                 settlement.shortfall = settlement.shortfall.checked_add(more).unwrap_or(Amount::MAX);
                 Ok(Ended::Now(settlement))
             }
+            "REAPED" => Ok(Ended::Reaped),
             "CLOSED" => Ok(Ended::Before(parts(&answer.text()?)?)),
             "STALE" => Err(RedisError::Stale(answer.fence()?)),
             _ => Err(RedisError::Unreadable),
@@ -182,8 +146,7 @@ struct End<'a> {
     hold: u128,
     cost: Amount,
     model: &'a str,
-    /// `None`: as many as were reserved.
-    tokens: Option<u64>,
+    tokens: u64,
     record: Option<&'a Settled>,
 }
 
@@ -197,6 +160,11 @@ pub(super) fn parts(text: &str) -> Result<Settlement, RedisError> {
     Ok(Settlement { held, captured, released: held.less(captured), excess, shortfall })
 }
 
-fn hold(name: &str) -> Result<HoldId, RedisError> {
-    u128::from_str_radix(name, 16).map(HoldId).map_err(|_| RedisError::Unreadable)
+fn holds(mut answer: Answer) -> Result<Vec<HoldId>, RedisError> {
+    let mut holds = vec![];
+    while !answer.is_empty() {
+        let id = u128::from_str_radix(&answer.text()?, 16).map_err(|_| RedisError::Unreadable)?;
+        holds.push(HoldId(id));
+    }
+    Ok(holds)
 }

@@ -3,6 +3,7 @@
 pub mod caller;
 pub mod delay;
 pub mod gateway;
+pub mod redis;
 pub mod tls;
 
 pub use caller::{Answer, Call, Caller};

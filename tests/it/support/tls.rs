@@ -77,6 +77,12 @@ impl Authority {
         (self.file("caller.pem", &certificate.pem()), self.file("caller.key", &key.serialize_pem()))
     }
 
+    /// Files with a server's certificate and key.
+    pub fn server_files(&self, name: &str) -> (PathBuf, PathBuf) {
+        let (certificate, key) = self.issue(name);
+        (self.file("server.pem", &certificate.pem()), self.file("server.key", &key.serialize_pem()))
+    }
+
     fn issue(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
