@@ -351,6 +351,7 @@ fn read(answer: &[Vec<u8>]) -> Result<Answer, RedisError> {
 fn hear_answer(snapshot: &Snapshot, now: Instant, all: bool, telling: &Telling, answer: &Answer) {
     let until = |left: &u64| (*left > 0).then(|| now + Duration::from_millis(*left));
     let gates = if answer.gates.is_empty() { vec![] } else { snapshot.upstreams.gate_names() };
+    let credentials = if all { credentials(snapshot) } else { vec![] };
     let notices = snapshot.upstreams.with_board(|board, _| {
         board.joined();
         let mut notices = vec![];
@@ -369,12 +370,10 @@ fn hear_answer(snapshot: &Snapshot, now: Instant, all: bool, telling: &Telling, 
                 board.gate_claimed(ModelId(at), until(left));
             }
         }
-        if all {
-            for (credential, name) in credentials(snapshot) {
-                // What is told in this same call may be in the answer or not: it is known here anyway.
-                if !telling.rests.contains_key(&name) {
-                    board.hear_rest(now, credential, answer.rests.get(&name).map(|rest| rest.word()));
-                }
+        for (credential, name) in credentials {
+            // What is told in this same call may be in the answer or not: it is known here anyway.
+            if !telling.rests.contains_key(&name) {
+                board.hear_rest(now, credential, answer.rests.get(&name).map(|rest| rest.word()));
             }
         }
         notices

@@ -22,6 +22,7 @@ mod docs;
 mod edge;
 mod errors;
 mod fold;
+mod health;
 mod holds;
 mod hostile;
 mod kills;
