@@ -1,4 +1,4 @@
-//! Verbs on the books: asked of the running gateway, or done on the file when none runs.
+//! Verbs on the books: asked of the running gateway, or done on the ledger itself when none runs.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -12,7 +12,9 @@ use crate::admin::token_file;
 use crate::books::{Books, Verb};
 use crate::boot::{ledger_file, make_folder};
 use crate::config::Config;
-use crate::ledger::Sqlite;
+use crate::config::checked::Store;
+use crate::ledger::postgres::Migrated;
+use crate::ledger::{Ledger, Postgres, Sqlite};
 
 /// How long the running gateway may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,10 +30,41 @@ pub(super) fn perform(config: &Config, verb: Verb) -> anyhow::Result<Value> {
     if let Some(answer) = ask(config, &verb)? {
         return Ok(answer);
     }
-    let file = ledger_file(&config.data);
-    make_folder(&config.data)?;
-    let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
-    Ok(Books::new(Box::new(ledger), None).perform(verb)?)
+    Ok(Books::new(open(config)?, None).perform(verb)?)
+}
+
+/// The ledger that the config names. No gateway of this config runs: what moves comes from what is free.
+fn open(config: &Config) -> anyhow::Result<Box<dyn Ledger>> {
+    match &config.store {
+        Store::Embedded => {
+            let file = ledger_file(&config.data);
+            make_folder(&config.data)?;
+            let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
+            Ok(Box::new(ledger))
+        }
+        Store::Fleet(fleet) => {
+            let ledger = Postgres::new(&fleet.postgres)?;
+            ledger.check_version()?;
+            Ok(Box::new(ledger))
+        }
+    }
+}
+
+/// Brings the ledger's schema up to this binary's.
+pub(super) fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
+    let Store::Fleet(fleet) = &config.store else {
+        return say("The embedded ledger brings itself up to date: there is nothing to do.");
+    };
+    let migrated = Postgres::new(&fleet.postgres)?.migrate()?;
+    if json {
+        return say(&serde_json::to_string(&migrated)?);
+    }
+    let Migrated { from, to } = migrated;
+    say(&if from == to {
+        format!("The ledger has schema version {to}: there is nothing to do.")
+    } else {
+        format!("The ledger has schema version {to} now, it had {from}.")
+    })
 }
 
 /// Asks the running gateway; `None` when none runs.

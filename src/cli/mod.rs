@@ -50,6 +50,12 @@ enum Verb {
     },
     /// Check the config file and say everything that is wrong with it.
     Check,
+    /// Bring the schema of the fleet's ledger up to this binary's. Nodes never do it by themselves.
+    Migrate {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Accounts and what happened on them.
     #[command(subcommand)]
     Accounts(Accounts),
@@ -334,6 +340,7 @@ impl Cli {
                     self.config.display()
                 ))
             }
+            Verb::Migrate { json } => books::migrate(&load(&self.config)?, json),
             Verb::Accounts(verb) => verb.run(&load(&self.config)?),
             Verb::Keys(verb) => verb.run(&load(&self.config)?),
             Verb::Ledger(Ledger::Verify { json }) => {

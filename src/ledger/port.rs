@@ -313,7 +313,7 @@ pub enum LedgerError {
     #[error("the ledger's database failed: {0}")]
     Database(#[from] rusqlite::Error),
     /// Postgres said no.
-    #[error("the ledger's database failed: {0}")]
+    #[error("the ledger's database failed: {}", said(.0))]
     Postgres(#[from] tokio_postgres::Error),
     /// Postgres cannot be asked.
     #[error("the ledger cannot be reached: {0}")]
@@ -351,4 +351,16 @@ pub enum LedgerError {
     /// The boot is over, or was given up: its process must stop.
     #[error("boot {0} is over or was declared lost: its process must stop")]
     BootOver(i64),
+}
+
+/// An error of Postgres with its causes: by itself it only says where it happened.
+pub(super) fn said(error: &tokio_postgres::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }

@@ -26,6 +26,7 @@ mod health;
 mod holds;
 mod hostile;
 mod kills;
+mod ledger;
 mod lifecycle;
 mod limits;
 mod money;

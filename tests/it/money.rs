@@ -107,7 +107,7 @@ async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
         match record {
             Record::Hold(hold) | Record::PooledHold(_, hold) => free -= hold.amount,
             Record::Settled(end) | Record::PooledSettled(_, end) => {
-                free += end.parts[0] - end.settlement().charged().nano()
+                free += end.parts[0] - end.settlement().charged().nano();
             }
             Record::Progress { .. } | Record::Probe => {}
         }

@@ -17,10 +17,15 @@ use rand_pcg::Pcg64Mcg;
 use tollgate::boot::book;
 use tollgate::journal::record::{Record, decode, encode};
 use tollgate::journal::{Hold, Replayed, Settled};
+use tollgate::ledger::Sqlite;
 use tollgate::ledger::port::{Movement, What};
-use tollgate::ledger::{Ledger as _, Sqlite};
+
+use super::support::ledgers::Whole;
+use super::support::postgres;
 
 const SEEDS: u64 = 256;
+/// Seeds that are played on Postgres, which is slower.
+const SEEDS_POSTGRES: u64 = 6;
 const STEPS: u32 = 150;
 /// Calls that one key may have open at once.
 const CONCURRENCY: u64 = 4;
@@ -45,7 +50,7 @@ struct Open {
 struct World {
     rng: Pcg64Mcg,
     seed: u64,
-    ledger: Sqlite,
+    ledger: Box<dyn Whole>,
     accounts: [i64; 3],
     boot: i64,
     /// The journal's bytes, as the kernel has them.
@@ -62,8 +67,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
-        let mut ledger = Sqlite::in_memory().unwrap();
+    fn new(seed: u64, mut ledger: Box<dyn Whole>) -> Self {
         let mut account = |name| ledger.ensure_account(name, None, 0).unwrap().0;
         let accounts = ["a", "b", "c"].map(&mut account);
         let key = Limits { concurrency: Some(CONCURRENCY), ..Limits::default() };
@@ -136,7 +140,7 @@ impl World {
         assert!(self.ledger.transfer(&movement).unwrap());
         assert!(!self.ledger.transfer(&movement).unwrap(), "a top-up that is told twice happens once");
         self.oracle.entry(account).or_default().came_in += i128::from(amount);
-        for (account, added) in self.ledger.lease_free(self.boot).unwrap() {
+        for (account, added) in self.ledger.lease_rest(self.boot) {
             self.purses.entry(account.0).or_default().grant(added);
         }
     }
@@ -280,7 +284,7 @@ impl World {
         }
         self.ledger.give_back(self.boot, &parts).unwrap();
         self.ledger.verify().unwrap();
-        for (account, amount) in self.ledger.lease_free(self.boot).unwrap() {
+        for (account, amount) in self.ledger.lease_rest(self.boot) {
             self.purses.entry(account.0).or_default().grant(amount);
         }
     }
@@ -323,7 +327,7 @@ impl World {
         }
         assert!(orphans.is_empty(), "every open hold was written before its call went out");
         let ended: Vec<(Hold, i64)> = replayed.orphans.clone();
-        book(&mut self.ledger, self.boot, replayed).unwrap();
+        book(self.ledger.as_mut(), self.boot, replayed).unwrap();
         for (hold, cost) in ended {
             let id = format!("r{}", hold.id);
             let line = self.ledger.generation(AccountId(hold.account), &id).unwrap().expect("it is booked");
@@ -361,7 +365,7 @@ impl World {
     }
 
     fn lease_all(&mut self) {
-        for (account, amount) in self.ledger.lease_all(self.boot).unwrap() {
+        for (account, amount) in self.ledger.lease_whole(self.boot) {
             self.purses.entry(account.0).or_default().grant(amount);
         }
     }
@@ -404,19 +408,28 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-#[test]
-fn whatever_happens_the_sums_agree() {
+fn play(seeds: u64, ledger: impl Fn() -> Box<dyn Whole>) {
     let seeds: Vec<u64> = match number("TOLLGATE_SEED") {
         Some(seed) => vec![seed],
-        None => (0..number("TOLLGATE_SEEDS").unwrap_or(SEEDS)).collect(),
+        None => (0..number("TOLLGATE_SEEDS").unwrap_or(seeds)).collect(),
     };
     for seed in seeds {
-        let played = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed);
+        let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut world = World::new(seed, ledger());
             (0..STEPS).for_each(|_| world.step());
             world.die();
             world.agree();
-        });
+        }));
         assert!(played.is_ok(), "replay it with TOLLGATE_SEED={seed}");
     }
+}
+
+#[test]
+fn whatever_happens_the_sums_agree() {
+    play(SEEDS, || Box::new(Sqlite::in_memory().unwrap()));
+}
+
+#[test]
+fn whatever_happens_the_sums_agree_in_postgres() {
+    play(SEEDS_POSTGRES, || Box::new(postgres::database().ledger()));
 }

@@ -196,12 +196,12 @@ impl Ledger for Postgres {
                     Err(LedgerError::ReferenceTaken(reference.to_owned()))
                 };
             }
-            let sign = if what.goes_out() { -1_i64 } else { 1 };
+            let change = if what.goes_out() { 0_i64.saturating_sub(nano) } else { nano };
             if what.goes_out() {
                 take_out(t, account, nano, boot.map(|_| lease.unwrap_or_default())).await?;
             }
-            let change = "UPDATE balance SET posted = posted + $2 * $3 WHERE account = $1";
-            if t.execute(change, &[&account.0, &nano, &sign]).await? == 0 {
+            let post = "UPDATE balance SET posted = posted + $2 WHERE account = $1";
+            if t.execute(post, &[&account.0, &change]).await? == 0 {
                 return Err(LedgerError::NoAccount(account.to_string()));
             }
             Ok(true)
@@ -354,15 +354,15 @@ impl Ledger for Postgres {
         self.at_length(async |t| {
             let day = i32::try_from(now_ms.div_euclid(DAY_MS)).unwrap_or(i32::MAX);
             let due = "SELECT 1 FROM balance b WHERE NOT EXISTS (
-                           SELECT 1 FROM snapshot s WHERE s.account = b.account AND s.day = date '1970-01-01' + $1)
+                           SELECT 1 FROM snapshot s WHERE s.account = b.account AND s.day = date '1970-01-01' + $1::integer)
                        LIMIT 1";
             if t.query_opt(due, &[&day]).await?.is_some() {
                 // Of one account's transfers those with a lower number are committed and in its balance, those with a
                 // higher one are not: they are numbered under the locks that are taken here.
-                t.execute("SELECT count(*) FROM (SELECT 1 FROM balance ORDER BY account FOR UPDATE) b", &[]).await?;
+                t.execute("SELECT count(*) FROM (SELECT 1 FROM balance ORDER BY account FOR NO KEY UPDATE) b", &[]).await?;
                 t.execute(
                     "INSERT INTO snapshot (account, day, posted, last_seq)
-                     SELECT account, date '1970-01-01' + $1, posted, (SELECT last_value FROM transfer_seq)
+                     SELECT account, date '1970-01-01' + $1::integer, posted, (SELECT last_value FROM transfer_seq)
                      FROM balance ON CONFLICT DO NOTHING",
                     &[&day],
                 )

@@ -74,22 +74,21 @@ impl Postgres {
         })
     }
 
-    /// Frees what was recalled from a pool: call it after Redis has taken the money out of the pool for good.
+    /// Frees what was recalled from a pool, after Redis has taken the money out of it for good. `in_all`: all that
+    /// was ever recalled from this pool; what of it is free already is passed over, so that it may be told again.
+    /// Answers what is free now and was not before.
     ///
     /// # Errors
     /// [`LedgerError::Stale`] when the pool is not open any more: what nobody claims of it is freed by reports then.
-    pub fn return_pool(&self, account: AccountId, pool: Pool, amount: Amount) -> Result<(), LedgerError> {
+    pub fn return_pool(&self, account: AccountId, pool: Pool, in_all: Amount) -> Result<Amount, LedgerError> {
         self.within(async |t| {
             lock_balances(t, vec![account.0]).await?;
-            let open =
-                "SELECT id FROM lease WHERE account = $1 AND shard = $2 AND epoch = $3 AND state = 'open'
-                            AND $4 BETWEEN 0 AND amount - consumed - returned FOR UPDATE";
-            let found =
-                t.query_opt(open, &[&account.0, &small(pool.shard), &pool.epoch, &amount.nano()]).await?;
+            let open = "SELECT id, returned FROM lease
+                        WHERE account = $1 AND shard = $2 AND epoch = $3 AND state = 'open' FOR UPDATE";
+            let found = t.query_opt(open, &[&account.0, &small(pool.shard), &pool.epoch]).await?;
             let Some(row) = found else { return Err(LedgerError::Stale) };
-            let part = Part { lease: row.try_get(0)?, account: account.0, amount: amount.nano() };
-            move_leased(t, &[part]).await?;
-            Ok(())
+            let new = in_all.less(Amount::from_nano(row.try_get(1)?)).max(Amount::ZERO);
+            move_leased(t, &[Part { lease: row.try_get(0)?, account: account.0, amount: new.nano() }]).await
         })
     }
 }
@@ -100,7 +99,7 @@ async fn lease(
     holder: Holder,
     want: Wanted,
 ) -> Result<Leased, LedgerError> {
-    let balance = "SELECT posted - leased, leased FROM balance WHERE account = $1 FOR UPDATE";
+    let balance = "SELECT posted - leased, leased FROM balance WHERE account = $1 FOR NO KEY UPDATE";
     let row = t.query_opt(balance, &[&account.0]).await?;
     let row = row.ok_or_else(|| LedgerError::NoAccount(account.to_string()))?;
     let (free, leased) = (Amount::from_nano(row.try_get(0)?), row.try_get::<_, i64>(1)?);
@@ -145,7 +144,7 @@ fn share(free: Amount, want: Wanted) -> Amount {
 /// Locks balances in their order, which is everybody's.
 pub(super) async fn lock_balances(t: &Transaction<'_>, accounts: Vec<i64>) -> Result<(), LedgerError> {
     if !accounts.is_empty() {
-        let lock = "SELECT 1 FROM balance WHERE account = ANY ($1) ORDER BY account FOR UPDATE";
+        let lock = "SELECT 1 FROM balance WHERE account = ANY ($1) ORDER BY account FOR NO KEY UPDATE";
         t.query(&t.prepare_cached(lock).await?, &[&accounts]).await?;
     }
     Ok(())

@@ -30,10 +30,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{IsolationLevel, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::port::LedgerError;
+use super::port::{LedgerError, said};
 use crate::config::checked;
 
-pub use audit::{Drift, PoolSeen};
+pub use audit::{Drift, Parts, PoolSeen, Where};
 pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot, Settling};
 pub use leases::{Leased, Wanted};
 pub use migrate::Migrated;
@@ -206,18 +206,6 @@ fn unreachable(error: PoolError) -> LedgerError {
         PoolError::Backend(error) => LedgerError::Unreachable(said(&error)),
         other => LedgerError::Unreachable(other.to_string()),
     }
-}
-
-/// An error with its causes: by itself it only says where it happened.
-fn said(error: &tokio_postgres::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 /// A connection that breaks, or a server that goes down, is not the statement's fault.

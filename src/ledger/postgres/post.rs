@@ -345,7 +345,7 @@ impl Books {
         let balances = t
             .prepare_cached(
                 "SELECT account, posted - leased, suspended FROM balance WHERE account = ANY ($1)
-                 ORDER BY account FOR UPDATE",
+                 ORDER BY account FOR NO KEY UPDATE",
             )
             .await?;
         let balance = |row: &tokio_postgres::Row| {

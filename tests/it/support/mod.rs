@@ -3,6 +3,8 @@
 pub mod caller;
 pub mod delay;
 pub mod gateway;
+pub mod ledgers;
+pub mod postgres;
 pub mod redis;
 pub mod tls;
 

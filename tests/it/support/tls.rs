@@ -79,8 +79,14 @@ impl Authority {
 
     /// Files with a server's certificate and key.
     pub fn server_files(&self, name: &str) -> (PathBuf, PathBuf) {
+        let (certificate, key) = self.server_pem(name);
+        (self.file("server.pem", &certificate), self.file("server.key", &key))
+    }
+
+    /// A server's certificate and key, in PEM.
+    pub fn server_pem(&self, name: &str) -> (String, String) {
         let (certificate, key) = self.issue(name);
-        (self.file("server.pem", &certificate.pem()), self.file("server.key", &key.serialize_pem()))
+        (certificate.pem(), key.serialize_pem())
     }
 
     fn issue(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
