@@ -1,3 +1,5 @@
 //! What nodes of a fleet have in common beside money.
 
 pub mod health;
+mod kept;
+pub mod keys;

@@ -240,3 +240,39 @@ function verbs.tell(base, args)
   if anything then redis.call('PUBLISH', base .. ':health', cjson.encode(changed)) end
   return { 'OK', cjson.encode(answer) }
 end
+
+-- Keys that have changed:
+--   keys     stream  <number>-0: f the number before it, r the key's record; the latest ones
+--   keys     channel what was just added
+local KEYS_KEPT = 10000
+
+local function keys_tail(base)
+  local last = redis.call('XREVRANGE', base .. ':keys', '+', '-', 'COUNT', 1)[1]
+  return last and string.match(last[1], '^%d+') or ''
+end
+
+-- number limit; answers the latest number there is, and changes after the one that was named
+function verbs.keys_since(base, args)
+  local found = { 'OK', keys_tail(base) }
+  local changes = redis.call('XRANGE', base .. ':keys', '(' .. args[1] .. '-0', '+', 'COUNT', args[2])
+  for _, change in ipairs(changes) do
+    found[#found + 1] = change[2][2]
+    found[#found + 1] = string.match(change[1], '^%d+')
+    found[#found + 1] = change[2][4]
+  end
+  return found
+end
+
+-- tail from (number record)...: only if nobody has added anything behind that tail
+function verbs.keys_add(base, args)
+  if keys_tail(base) ~= args[1] then return { 'OK', 'late' } end
+  local from = args[2]
+  local added = {}
+  for i = 3, #args, 2 do
+    redis.call('XADD', base .. ':keys', 'MAXLEN', '~', KEYS_KEPT, args[i] .. '-0', 'f', from, 'r', args[i + 1])
+    added[#added + 1] = { from = from, number = args[i], record = args[i + 1] }
+    from = args[i]
+  end
+  redis.call('PUBLISH', base .. ':keys', cjson.encode(added))
+  return { 'OK', 'added' }
+end

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use filters::ids::{AccountId, KeyDigest};
 use filters::limit::Scopes;
 use filters::money::Amount;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -171,9 +172,42 @@ impl KeyTable {
         of_base.chain(self.delta.values().flatten().cloned())
     }
 
-    /// All of them as they can be written down; the secrets are not among what it knows.
-    pub fn records(&self) -> impl Iterator<Item = KeyRecord> {
-        self.iter().map(|principal| principal.record())
+    /// As it can be written down; there are no secrets in it.
+    #[must_use]
+    pub fn frozen(&self) -> Frozen {
+        let whole = if self.delta.is_empty() { self.clone() } else { self.rebuilt(i64::MIN) };
+        let Base { keys, accounts, names, terms } = whole.base.as_ref();
+        let name = |account: &Account| {
+            names.get(place(account.name_begin)..place(account.name_end)).unwrap_or_default().to_owned()
+        };
+        Frozen {
+            number: self.number,
+            accounts: accounts.iter().map(|account| (account.id, name(account))).collect(),
+            terms: terms
+                .iter()
+                .map(|terms| serde_json::to_string(&terms.written).unwrap_or_default())
+                .collect(),
+            keys: keys.iter().map(|key| (key.digest, key.expires_ms, key.account, key.terms)).collect(),
+        }
+    }
+
+    /// What was frozen, without what has expired since. `None` when it cannot be understood.
+    #[must_use]
+    pub fn thawed(frozen: Frozen, now_ms: i64) -> Option<Self> {
+        let Frozen { number, accounts, terms, keys } = frozen;
+        let mut interner = Interner::default();
+        for (id, name) in accounts {
+            interner.account(id, name)?;
+        }
+        for text in terms {
+            interner.terms.push(Arc::new(Terms::new(serde_json::from_str(&text).ok()?).ok()?));
+        }
+        for (digest, expires_ms, account, terms) in keys {
+            if expires_ms > now_ms {
+                interner.keys.push(Entry { digest, expires_ms, account, terms });
+            }
+        }
+        Some(Self { base: Arc::new(interner.finish()), delta: HashMap::new(), number })
     }
 
     /// How many changes are beside the base.
@@ -191,13 +225,23 @@ impl KeyTable {
 
     fn rebuilt(&self, now_ms: i64) -> Self {
         let mut interner = Interner::default();
-        for record in self.records() {
+        for record in self.iter().map(|principal| principal.record()) {
             if record.is_good(now_ms) {
                 interner.add(record);
             }
         }
         Self { base: Arc::new(interner.finish()), delta: HashMap::new(), number: self.number }
     }
+}
+
+/// A table on its way to a disk or from it. Settings are text, which a later version can still read.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Frozen {
+    number: i64,
+    accounts: Vec<(AccountId, String)>,
+    terms: Vec<String>,
+    /// Digest, end, account, terms.
+    keys: Vec<(KeyDigest, i64, u32, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -398,6 +442,21 @@ mod tests {
         let rebuilt = changed.changed(10, many, 5);
         assert_eq!((rebuilt.delta_len(), all(&rebuilt)), (0, all(&changed)));
         assert_eq!(finds(&rebuilt, "many17"), Some(AccountId(4)));
+    }
+
+    #[test]
+    fn a_frozen_table_thaws_as_it_was() {
+        let limited = KeyRecord { expires_ms: Some(10), ..record("b", 2) };
+        let table =
+            KeyTable::numbered(7, vec![record("a", 1), limited], 5).changed(8, vec![record("c", 3)], 5);
+        let bytes = postcard::to_stdvec(&table.frozen()).unwrap();
+        let thaw = |now_ms| KeyTable::thawed(postcard::from_bytes(&bytes).unwrap(), now_ms).unwrap();
+        let thawed = thaw(5);
+        assert_eq!((thawed.number(), thawed.delta_len()), (8, 0));
+        for key in ["a", "b", "c", "d"] {
+            assert_eq!(thawed.find(key, 5), table.find(key, 5), "{key}");
+        }
+        assert_eq!(thaw(10).base.keys.len(), 2);
     }
 
     #[test]
