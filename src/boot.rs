@@ -388,7 +388,7 @@ pub fn restore_budgets(
     for principal in keys.iter() {
         let account = principal.account;
         let broken = RefCell::new(None);
-        store.restore_budgets(account, principal.digest, &principal.scopes, &|key, model, since_ms| {
+        store.restore_budgets(account, principal.digest, &principal.terms.scopes, &|key, model, since_ms| {
             let scope = Scope { account, key, model };
             ledger.borrow_mut().spent(&scope, since_ms).unwrap_or_else(|error| {
                 broken.replace(Some(error));

@@ -10,6 +10,9 @@ mod bank;
 mod demand;
 mod epochs;
 mod frozen;
+pub mod health;
+mod kept;
+pub mod keys;
 mod outbox;
 mod reaper;
 

@@ -54,26 +54,19 @@ impl Fleet {
     }
 }
 
-/// Posts all batches, again and again until each was answered, as a worker does that nobody can kill; `die` says when
-/// a connection is cut while a batch is being posted.
-fn post_all(
-    database: &Database,
-    boot: i64,
-    mut batches: Vec<Vec<Settled>>,
-    die: impl Fn(&Postgres),
-) -> usize {
+/// Posts all batches, each until it was answered; tells of every answer. Answers how many ends were said to be new.
+fn post_all(database: &Database, boot: i64, mut batches: Vec<Vec<Settled>>, answered: impl Fn()) -> usize {
     let mut new = 0;
     let mut ledger = database.ledger();
     while let Some(batch) = batches.pop() {
         match ledger.post(boot, &batch) {
-            Ok(booked) => new += booked,
-            Err(LedgerError::Unreachable(_)) => {
-                batches.push(batch);
-                ledger = database.ledger();
+            Ok(booked) => {
+                new += booked;
+                answered();
             }
+            Err(LedgerError::Unreachable(_)) => batches.push(batch),
             Err(error) => panic!("{error}"),
         }
-        die(&ledger);
     }
     new
 }
@@ -96,7 +89,7 @@ fn twenty_thousand_ends_told_twice_by_two_writers_through_crashes_are_booked_exa
             let batches: Vec<Vec<Settled>> = mine.chunks(400).map(<[Settled]>::to_vec).collect();
             let (database, posted, boot) = (Arc::clone(&database), Arc::clone(&posted), fleet.boot);
             thread::spawn(move || {
-                post_all(&database, boot, batches, |_| {
+                post_all(&database, boot, batches, || {
                     posted.fetch_add(1, Ordering::SeqCst);
                 })
             })
