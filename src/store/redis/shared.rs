@@ -78,6 +78,12 @@ impl Redis {
         Ok(texts)
     }
 
+    /// A channel that the verbs on a shard announce on.
+    #[must_use]
+    pub fn channel(&self, shard: u16, name: &str) -> String {
+        format!("{}:{name}", self.base(shard))
+    }
+
     fn listened(&self, channels: &[String]) -> Option<std::sync::Arc<Node>> {
         self.inner.map.node(slot_of(channels.first()?))
     }

@@ -14,5 +14,5 @@ async fn two_nodes_charge_one_account_in_one_ledger() {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     assert_eq!(1_000_000_000 - fleet.account("alpha", 4).balance_nano, 4 * 75_000);
-    assert!(fleet.ledger_is_right());
+    fleet.verify();
 }

@@ -1,7 +1,8 @@
 -- The fleet's ledger. Mirrors filters::money::transfer and ledger::sqlite; a row that breaks an invariant cannot be
 -- written, `tollgate ledger verify` proves the rest. Amounts are nano-dollars, instants milliseconds since 1970.
 -- Locks are taken in this order, and in each table by its key: advisory, boot, settlement, balance, lease; account,
--- key_clock, api_key.
+-- key_clock, api_key. Balances are locked FOR NO KEY UPDATE: a foreign key that points at one shares it, in whatever
+-- order its rows come.
 
 -- One row per life of a node's process. over: everything that it did is booked. lost: an operator says that it is
 -- dead and its journal gone.
