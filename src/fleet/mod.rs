@@ -130,7 +130,7 @@ impl Node {
         runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(touch(Arc::clone(&store)));
         runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
-        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store)));
+        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
         runtime.spawn(Arc::clone(&bank).fill(low));

@@ -413,26 +413,6 @@ function verbs.touch(base, args)
   return closed
 end
 
--- epoch limit again_ms: holds past their deadline, which come again later unless they end
-function verbs.overdue(base, args)
-  local refused = stale(base, args[1])
-  if refused then return refused end
-  local now, keys = clock(base), of_epoch(base, args[1])
-  local found = { 'OK' }
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
-    local known = redis.call('HGET', keys.holds, id)
-    if known and string.sub(known, 1, 1) == 'O' then
-      local _, _, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
-      local cost = redis.call('HGET', keys.costs, id) or '0'
-      for _, value in ipairs({ id, boot, cost, record }) do found[#found + 1] = value end
-      redis.call('ZADD', keys.due, text(now + tonumber(args[3])), id)
-    else
-      redis.call('ZREM', keys.due, id)
-    end
-  end
-  return found
-end
-
 -- epoch limit: ends holds past their deadline. Nothing of them is free again: all counts as captured, and the ledger
 -- decides by its own records what of it was spent.
 function verbs.reap(base, args)

@@ -7,7 +7,7 @@ use filters::limit::{Kind, Limits};
 use filters::money::{Amount, Settlement, settle};
 use tollgate::journal::{Pool, Settled};
 use tollgate::store::redis::{
-    End, Ended, Fence, Installed, Marked, Overdue, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
+    End, Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
 use super::rig::{Ask, LIFETIME, Payer, Rig, money, nano, word};
@@ -24,7 +24,6 @@ pub async fn all(rig: &Rig) {
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
     a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig).await;
-    an_overdue_hold_ends_at_what_is_booked(rig).await;
     pools_only_rise_and_are_recalled_once(rig).await;
     a_mark_is_set_once_and_clears(rig).await;
     the_outbox_gives_everything_to_somebody(rig).await;
@@ -290,30 +289,6 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     payer.end(kept, 0).await;
     payer.end(third, 0).await;
     assert_eq!(payer.money().await, (900, 0));
-}
-
-async fn an_overdue_hold_ends_at_what_is_booked(rig: &Rig) {
-    let mut payer = rig.payer(1_000).await;
-    payer.limit_key(Limits { concurrency: Some(1), tokens_per_minute: Some(1_000), ..Limits::default() });
-    let minute = Duration::from_secs(60);
-    let (id, placed_ms) = (rig.hold_id(), payer.now_ms);
-    payer.admit_as(id, Ask { amount: 100, tokens: 100 }, minute).await.unwrap();
-    let touch = Touch { hold: id, cost: nano(33) };
-    assert_eq!(rig.redis.touch(payer.pool, &[touch], minute).await, Ok(vec![]));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]));
-    payer.advance(60_000).await;
-    let overdue = Overdue { hold: payer.hold_at(id, 100, placed_ms), boot: 7, cost: nano(33) };
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
-    payer.advance(60_000).await;
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
-    let before = rig.redis.outbox_length().await.unwrap();
-    let ended = settle(nano(100), nano(40), Amount::ZERO);
-    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Now(ended)));
-    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Before(ended)));
-    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
-    assert_eq!(payer.money().await, (960, 0));
-    payer.admit(money(1)).await.unwrap();
 }
 
 /// Takes out what other promises have left.
