@@ -49,7 +49,11 @@ pub struct Config {
     pub bounds: Bounds,
     pub routing: Routing,
     pub drain: Drain,
+    /// Of an attempt, where its provider names none.
+    pub timers: Timers,
     pub catalogue: Catalogue,
+    /// The file names none: it is the one that the fleet has published.
+    pub catalogue_of_fleet: bool,
     pub accounts: Vec<Account>,
 }
 
@@ -173,7 +177,7 @@ pub struct Drain {
 }
 
 /// What can be asked for, and of whom.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Catalogue {
     pub models: HashMap<String, Arc<Model>>,
     /// Further names, each with the name of its model.
@@ -368,22 +372,59 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
         check.fault("drain", "times must be at most 7 days");
     }
-    let providers = check.providers(providers.0, timers);
-    let mut catalogue = check.catalogue(models.0, &providers);
-    catalogue.aliases = check.aliases(&aliases.0, &catalogue);
+    let catalogue_of_fleet =
+        matches!(store, Store::Fleet(_)) && providers.is_none() && models.is_none() && aliases.0.is_empty();
+    let catalogue = match (providers, models) {
+        _ if catalogue_of_fleet => Catalogue::default(),
+        (Some(providers), Some(models)) => {
+            check.whole_catalogue(raw::CatalogueFile { providers, models, aliases }, timers)
+        }
+        (providers, models) => {
+            for (name, missing) in [("providers", providers.is_none()), ("models", models.is_none())] {
+                if missing {
+                    check.fault(name, format!("`{name}` is missing"));
+                }
+            }
+            Catalogue::default()
+        }
+    };
+    check.models_are_elsewhere = catalogue_of_fleet;
     let accounts = check.accounts(bootstrap, &catalogue);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
     match listen {
-        Some(listen) => Ok(Config { listen, data, store, bounds, routing, drain, catalogue, accounts }),
+        Some(listen) => Ok(Config {
+            listen,
+            data,
+            store,
+            bounds,
+            routing,
+            drain,
+            timers,
+            catalogue,
+            catalogue_of_fleet,
+            accounts,
+        }),
         None => Err(Faults::one("listen", "cannot be used")),
     }
+}
+
+/// The same for a catalogue alone. `timers`: where a provider names none.
+///
+/// # Errors
+/// All faults at once.
+pub fn check_catalogue(file: raw::CatalogueFile, timers: Timers) -> Result<Catalogue, Faults> {
+    let mut check = Check::default();
+    let catalogue = check.whole_catalogue(file, timers);
+    if check.faults.0.is_empty() { Ok(catalogue) } else { Err(check.faults) }
 }
 
 #[derive(Default)]
 struct Check {
     faults: Faults,
+    /// Nobody can tell from this file whether there is a model.
+    models_are_elsewhere: bool,
 }
 
 impl Check {
@@ -852,6 +893,14 @@ impl Check {
         parsed
     }
 
+    fn whole_catalogue(&mut self, file: raw::CatalogueFile, timers: Timers) -> Catalogue {
+        let raw::CatalogueFile { providers, models, aliases } = file;
+        let providers = self.providers(providers.0, timers);
+        let mut catalogue = self.catalogue(models.0, &providers);
+        catalogue.aliases = self.aliases(&aliases.0, &catalogue);
+        catalogue
+    }
+
     fn catalogue(
         &mut self,
         raw: BTreeMap<String, raw::Model>,
@@ -1149,7 +1198,7 @@ impl Check {
     }
 
     fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
-        if catalogue.model(model).is_none() {
+        if !self.models_are_elsewhere && catalogue.model(model).is_none() {
             self.fault(path, format!("there is no model `{model}`"));
         }
     }

@@ -62,10 +62,30 @@ pub fn read(path: &Path) -> Result<String, Faults> {
 /// # Errors
 /// All faults at once.
 pub fn parse(text: &str, var: impl Fn(&str) -> Option<String>) -> Result<Config, Faults> {
-    let document = yaml::read(text, &var)?;
-    let found = deserr::deserialize::<raw::File, _, Faults>(document.value);
+    parse_as(text, &var, checked::check)
+}
+
+/// Checks the text of a catalogue: `providers`, `models` and `aliases` of a config file and nothing else.
+///
+/// # Errors
+/// All faults at once.
+pub fn parse_catalogue(
+    text: &str,
+    timers: checked::Timers,
+    var: impl Fn(&str) -> Option<String>,
+) -> Result<checked::Catalogue, Faults> {
+    parse_as(text, &var, |file| checked::check_catalogue(file, timers))
+}
+
+fn parse_as<R: deserr::Deserr<Faults>, T>(
+    text: &str,
+    var: &dyn Fn(&str) -> Option<String>,
+    check: impl FnOnce(R) -> Result<T, Faults>,
+) -> Result<T, Faults> {
+    let document = yaml::read(text, var)?;
+    let found = deserr::deserialize::<R, _, Faults>(document.value);
     let mut faults = document.faults;
-    let config = match found.map(checked::check) {
+    let config = match found.map(check) {
         Ok(Ok(config)) => Some(config),
         Ok(Err(wrong)) | Err(wrong) => {
             faults.0.extend(wrong.0);
