@@ -379,14 +379,8 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         (Some(providers), Some(models)) => {
             check.whole_catalogue(raw::CatalogueFile { providers, models, aliases }, timers)
         }
-        (providers, models) => {
-            for (name, missing) in [("providers", providers.is_none()), ("models", models.is_none())] {
-                if missing {
-                    check.fault(name, format!("`{name}` is missing"));
-                }
-            }
-            Catalogue::default()
-        }
+        // Which of them is missing has been said by who read the file.
+        (_, _) => Catalogue::default(),
     };
     check.models_are_elsewhere = catalogue_of_fleet;
     let accounts = check.accounts(bootstrap, &catalogue);
@@ -1379,6 +1373,23 @@ bootstrap:
         ] {
             let paths: Vec<_> = faults(&with(&store)).into_iter().map(|(_, path)| path).collect();
             assert_eq!(paths, [path], "{store}");
+        }
+    }
+
+    #[test]
+    fn only_a_node_of_a_fleet_may_leave_its_catalogue_out_and_only_as_a_whole() {
+        let fleet =
+            "store: { path: d, redis: { urls: [\"redis://r\"] }, postgres: { url: postgres://p/t } }\n";
+        let listen = "listen: { http: 127.0.0.1:8080, admin: 127.0.0.1:9090 }\n";
+        let bootstrap = "bootstrap: { accounts: { a: { keys: [ { key: sk-test-alpha, models: [m] } ] } } }\n";
+        let config = parse(&format!("{listen}{fleet}{bootstrap}"), vars).unwrap_or_else(|e| panic!("{e}"));
+        assert!(config.catalogue_of_fleet && config.catalogue.models.is_empty());
+        let said = |text: &str| parse(text, vars).expect_err("faults").to_string();
+        let models = "models: {}\n";
+        assert!(said(&format!("{listen}{fleet}{models}")).contains("`providers` is missing"));
+        let embedded = format!("{listen}store: {{ embedded: {{ path: d }} }}\n");
+        for name in ["`providers` is missing", "`models` is missing"] {
+            assert!(said(&embedded).contains(name));
         }
     }
 

@@ -238,7 +238,7 @@ models:
     limits: { context: 10, output: 10 }
     routes: [
       { provider: p },
-  ]
+    ]
 bootstrap: { accounts: { a: {} } }
 aliases: { n: m }
 "#;
