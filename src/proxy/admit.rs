@@ -136,6 +136,7 @@ impl Gateway {
         let (word, rejection) = match deny {
             Deny::Funds { available } => ("funds", short_of(needed, available, wish.operation)),
             Deny::Limited { scope, over } => (over.kind.word(), limited(scope, over)),
+            Deny::Revoked => ("revoked", Rejection::new(Reason::InvalidKey, "The key has been revoked.")),
             Deny::Overloaded => {
                 let message = "Too many calls are in flight. Come back in a moment.";
                 ("overloaded", Rejection::new(Reason::Overloaded, message).retry_after(FULL_RETRY_AFTER))

@@ -1,6 +1,7 @@
 //! The hot store: who may spend how much right now.
 
 pub mod embedded;
+pub mod fleet;
 pub mod port;
 pub mod redis;
 

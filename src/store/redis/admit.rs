@@ -37,6 +37,15 @@ pub struct Admission<'a> {
     pub lifetime: Duration,
 }
 
+/// A hold that was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// How requests and tokens per minute stand, where they are limited.
+    pub standings: Standings,
+    /// What is left in the pool.
+    pub available: Amount,
+}
+
 /// Why no hold was placed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisDeny {
@@ -109,7 +118,7 @@ impl Redis {
     ///
     /// # Errors
     /// [`RedisDeny`]; nothing was placed, unless it says [`RedisDeny::TimedOut`].
-    pub async fn admit(&self, admission: &Admission<'_>) -> Result<Standings, RedisDeny> {
+    pub async fn admit(&self, admission: &Admission<'_>) -> Result<Admitted, RedisDeny> {
         let hold = admission.hold;
         let account = AccountId(hold.account);
         let shard = shard_of(account);
@@ -247,9 +256,12 @@ impl Part<'_> {
     }
 }
 
-fn read(mut answer: Answer, admission: &Admission<'_>, parts: &[Part<'_>]) -> Result<Standings, RedisDeny> {
+fn read(mut answer: Answer, admission: &Admission<'_>, parts: &[Part<'_>]) -> Result<Admitted, RedisDeny> {
     match answer.word.as_str() {
-        "OK" => Ok(standings(&mut answer, admission.scopes)?),
+        "OK" => {
+            let available = answer.amount()?;
+            Ok(Admitted { standings: standings(&mut answer, admission.scopes)?, available })
+        }
         "FUNDS" => Err(RedisDeny::Funds { available: answer.amount()? }),
         "REVOKED" => Err(RedisDeny::Revoked),
         "CLOSED" => Err(RedisDeny::Closed),

@@ -13,9 +13,6 @@ use crate::journal::{Hold, Settled};
 use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
 
-/// What another consumer has read and not acknowledged for so long is read by somebody else.
-const IDLE: Duration = Duration::from_secs(30);
-
 /// How a hold ended, with its place in the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
@@ -42,7 +39,8 @@ pub enum End {
 
 impl Redis {
     /// What the ledger does not have yet, as far as this consumer knows: first what it has read before and not
-    /// acknowledged, then what others have left, then what is new. At most `limit` of each shard.
+    /// acknowledged, and what others have read and not acknowledged for as long as `idle`; then what is new. At most
+    /// `limit` of each shard.
     ///
     /// # Errors
     /// When no shard can be read; those that can be read are.
@@ -51,8 +49,9 @@ impl Redis {
         consumer: &str,
         shards: &[u16],
         limit: u32,
+        idle: Duration,
     ) -> Result<Vec<Outgoing>, RedisError> {
-        let args = [consumer.as_bytes().to_vec(), limit.to_string().into_bytes(), millis(IDLE)];
+        let args = [consumer.as_bytes().to_vec(), limit.to_string().into_bytes(), millis(idle)];
         let args = &args;
         let reads = shards.iter().map(|shard| async move {
             let answer = self.verb(Lane::Background, *shard, "outbox", args).await?.good()?;

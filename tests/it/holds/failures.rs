@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use filters::ids::{AccountId, HoldId};
+use filters::limit::budget::{Budget, Period, Zone};
 use filters::limit::{Limits, Scopes};
 use filters::money::Amount;
 use filters::purse::Standings;
@@ -66,7 +67,7 @@ async fn admit_within(
     let (boot, lifetime, tokens) = (1, LIFETIME, 0);
     let admission =
         Admission { hold: &hold, pool: pool(epoch), boot, models: &models, scopes, tokens, lifetime };
-    redis.admit(&admission).await
+    redis.admit(&admission).await.map(|admitted| admitted.standings)
 }
 
 async fn available(redis: &Redis, epoch: i64) -> i64 {
@@ -317,7 +318,11 @@ async fn a_failover_by_sentinel_is_followed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_and_users_are_taken_from_the_url() {
     let authority = Authority::new();
-    let (chain, key) = authority.server_files("localhost");
+    let folder = tempfile::tempdir().unwrap();
+    let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
+    let (chain_pem, key_pem) = authority.server_pem("localhost");
+    std::fs::write(&chain, chain_pem).unwrap();
+    std::fs::write(&key, key_pem).unwrap();
     let port = free_port();
     let args = [
         "--tls-port".to_owned(),
@@ -407,6 +412,31 @@ async fn news_reach_who_listens_and_a_gap_is_told() {
     assert_eq!(news.recv().await, Some(expected));
     drop(news);
     listener.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_that_was_lost_never_shows_less_than_nothing() {
+    let server = Server::start().await;
+    let redis = connect(&single(&server)).await;
+    funded(&redis, 1, 1_000).await;
+    let day = Budget { period: Period::Day, amount: Amount::from_nano(100), zone: Zone::utc() };
+    let key = Limits { budgets: vec![day], ..Limits::default() };
+    let scopes = Scopes { key, ..Scopes::default() };
+    let restore = async |id| {
+        let deny = admit_within(&redis, 1, id, 60, &scopes).await.unwrap_err();
+        let RedisDeny::BudgetUnknown(unknown) = deny else { panic!("{deny}") };
+        redis.restore_budget(ACCOUNT, &unknown[0], Amount::ZERO).await.unwrap();
+    };
+    restore(1).await;
+    admit_within(&redis, 1, 1, 60, &scopes).await.unwrap();
+    let budgets = server.command("KEYS test:*:b:*").await;
+    for budget in redis::from_redis_value::<Vec<String>>(budgets).unwrap() {
+        server.command(&format!("DEL {budget}")).await;
+    }
+    restore(2).await;
+    redis.void(ACCOUNT, pool(1), HoldId(1)).await.unwrap();
+    admit_within(&redis, 1, 2, 60, &scopes).await.unwrap();
+    assert!(matches!(admit_within(&redis, 1, 3, 60, &scopes).await, Err(RedisDeny::Limited { .. })));
 }
 
 #[test]

@@ -7,10 +7,10 @@ use filters::limit::{Kind, Limits};
 use filters::money::{Amount, Settlement, settle};
 use tollgate::journal::{Pool, Settled};
 use tollgate::store::redis::{
-    End, Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
+    End, Ended, Fence, Installed, Marked, Overdue, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
-use super::rig::{Ask, LIFETIME, Rig, money, nano, word};
+use super::rig::{Ask, LIFETIME, Payer, Rig, money, nano, word};
 
 pub async fn all(rig: &Rig) {
     amounts_are_exact_to_the_last_bit(rig).await;
@@ -19,9 +19,12 @@ pub async fn all(rig: &Rig) {
     a_hold_that_was_ended_before_it_came_is_not_placed(rig).await;
     a_refused_call_has_taken_nothing(rig).await;
     a_minute_is_any_sixty_seconds(rig).await;
+    a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig).await;
+    what_is_corrected_too_late_changes_no_other_minute(rig).await;
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
     a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig).await;
+    an_overdue_hold_ends_at_what_is_booked(rig).await;
     pools_only_rise_and_are_recalled_once(rig).await;
     a_mark_is_set_once_and_clears(rig).await;
     the_outbox_gives_everything_to_somebody(rig).await;
@@ -147,11 +150,57 @@ async fn a_minute_is_any_sixty_seconds(rig: &Rig) {
     payer.advance(1).await;
     payer.admit(ask).await.unwrap();
     // A clock that steps back stands still: nothing is forgotten.
+    payer.advance(61_000).await;
+    payer.admit(ask).await.unwrap();
+    payer.admit(ask).await.unwrap();
     payer.advance(-30_000).await;
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: requests_per_minute");
-    // One that was far ahead does not close the door for as long.
-    payer.advance(-3_600_000).await;
-    payer.admit(ask).await.unwrap();
+}
+
+async fn a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { requests_per_minute: Some(3), ..Limits::default() });
+    let begin_ms = payer.now_ms;
+    let fit = async |payer: &Payer<'_>| {
+        let mut fit = 0;
+        while payer.admit(money(0)).await.is_ok() {
+            fit += 1;
+        }
+        fit
+    };
+    payer.admit(money(0)).await.unwrap();
+    payer.admit(money(0)).await.unwrap();
+    // It stands still for a minute at most: what comes meanwhile counts as long as what was before.
+    payer.set_now(begin_ms - 30_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 59_999).await;
+    assert_eq!(fit(&payer).await, 0);
+    payer.set_now(begin_ms + 60_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    // What is further ahead is forgotten, also when the clock comes there again.
+    payer.set_now(begin_ms - 120_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    payer.set_now(begin_ms + 60_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 90_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 121_000).await;
+    assert_eq!(fit(&payer).await, 2);
+}
+
+async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { tokens_per_minute: Some(100), ..Limits::default() });
+    let early = payer.admit(Ask { amount: 1, tokens: 60 }).await.unwrap();
+    payer.advance(61_000).await;
+    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
+    payer.end_as(early, 1, "m", 0).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 51 }).await.is_err());
+    payer.advance(30_000).await;
+    payer.admit(Ask { amount: 1, tokens: 10 }).await.unwrap();
+    payer.advance(31_000).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 91 }).await.is_err());
+    payer.admit(Ask { amount: 1, tokens: 90 }).await.unwrap();
 }
 
 async fn models_that_did_not_serve_give_back(rig: &Rig) {
@@ -230,7 +279,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     empty_outbox(rig).await;
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![lost]));
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
-    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10).await.unwrap();
+    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10, LIFETIME).await.unwrap();
     rig.redis.outbox_acknowledge(payer.pool.shard, &[read[0].id.clone()]).await.unwrap();
     let told = End::Reaped { hold: payer.hold_at(lost, 100, placed_ms), boot: 7, cost: nano(33) };
     assert_eq!(read.into_iter().map(|outgoing| outgoing.end).collect::<Vec<_>>(), [told]);
@@ -243,10 +292,34 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     assert_eq!(payer.money().await, (900, 0));
 }
 
+async fn an_overdue_hold_ends_at_what_is_booked(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { concurrency: Some(1), tokens_per_minute: Some(1_000), ..Limits::default() });
+    let minute = Duration::from_secs(60);
+    let (id, placed_ms) = (rig.hold_id(), payer.now_ms);
+    payer.admit_as(id, Ask { amount: 100, tokens: 100 }, minute).await.unwrap();
+    let touch = Touch { hold: id, cost: nano(33) };
+    assert_eq!(rig.redis.touch(payer.pool, &[touch], minute).await, Ok(vec![]));
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]));
+    payer.advance(60_000).await;
+    let overdue = Overdue { hold: payer.hold_at(id, 100, placed_ms), boot: 7, cost: nano(33) };
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
+    payer.advance(60_000).await;
+    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
+    let before = rig.redis.outbox_length().await.unwrap();
+    let ended = settle(nano(100), nano(40), Amount::ZERO);
+    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Now(ended)));
+    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Before(ended)));
+    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
+    assert_eq!(payer.money().await, (960, 0));
+    payer.admit(money(1)).await.unwrap();
+}
+
 /// Takes out what other promises have left.
 async fn empty_outbox(rig: &Rig) {
     let all: Vec<u16> = (0..256).collect();
-    for left in rig.redis.outbox_read("cleaner", &all, 1_000).await.unwrap() {
+    for left in rig.redis.outbox_read("cleaner", &all, 1_000, Duration::ZERO).await.unwrap() {
         rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
     }
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
@@ -304,6 +377,8 @@ async fn a_mark_is_set_once_and_clears(rig: &Rig) {
     assert_eq!((empty.installed, empty.held), (nano(0), nano(0)));
     assert_eq!(rig.redis.void(payer.account, pool, id).await, Ok(Ended::Unknown));
     assert_eq!(rig.redis.outbox_length().await.unwrap(), waiting, "the outbox outlives pools");
+    let left = rig.redis.call(shard, "left", &[epoch.to_string().into_bytes()]).await.unwrap();
+    assert_eq!(left, [b"0"]);
     let accounts_after = rig.payer(5).await;
     assert_eq!(accounts_after.money().await, (5, 0));
 }
@@ -326,7 +401,7 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let voided = payer.admit(money(1)).await.unwrap();
     rig.redis.void(payer.account, payer.pool, voided).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(4), "a void is nothing to book");
-    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit).await.unwrap();
+    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit, LIFETIME).await.unwrap();
     let first = read("one", 3).await;
     let records = |read: &[tollgate::store::redis::Outgoing]| {
         read.iter().map(|outgoing| outgoing.end.clone()).collect::<Vec<_>>()
@@ -342,6 +417,10 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     rig.redis.outbox_acknowledge(shard, &ids).await.unwrap();
     let left = read("two", 10).await;
     assert_eq!(left.len(), 1);
+    assert_eq!(rig.redis.outbox_read("three", &all, 10, LIFETIME).await, Ok(vec![]));
+    let taken_over = rig.redis.outbox_read("three", &all, 10, Duration::ZERO).await.unwrap();
+    assert_eq!(taken_over, left, "whoever read it first is gone");
+    assert_eq!(read("two", 10).await, []);
     rig.redis.outbox_acknowledge(shard, &[left[0].id.clone()]).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
     assert_eq!(read("two", 10).await, []);
@@ -368,6 +447,7 @@ async fn nothing_stays_for_ever(rig: &Rig) {
     });
     let RedisDeny::BudgetUnknown(unknown) = payer.admit(money(1)).await.unwrap_err() else { panic!("known") };
     rig.redis.restore_budget(payer.account, &unknown[0], nano(0)).await.unwrap();
+    payer.advance(86_400_000).await;
     for _ in 0..20 {
         let id = payer.admit(money(1)).await.unwrap();
         payer.end(id, 1).await;

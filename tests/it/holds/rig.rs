@@ -24,6 +24,9 @@ function verbs.set_clock(base, args)
   redis.call('RPUSH', base .. ':clock', args[1], args[2])
   return { 'OK' }
 end
+function verbs.left(base, args)
+  return { tostring(#redis.call('KEYS', base .. ':*:' .. args[1])) }
+end
 function verbs.census(base)
   local endless = {}
   for _, kind in ipairs({ 'w', 'r', 'b' }) do
@@ -161,7 +164,7 @@ impl Payer<'_> {
             tokens: ask.tokens,
             lifetime,
         };
-        self.rig.redis.admit(&admission).await
+        self.rig.redis.admit(&admission).await.map(|admitted| admitted.standings)
     }
 
     pub async fn admit(&self, ask: Ask) -> Result<HoldId, RedisDeny> {

@@ -48,7 +48,7 @@ impl Fleet {
             let (id, pool) = self.accounts[usize::try_from(number % ACCOUNTS).unwrap()];
             let cost = i64::try_from(rng.next_u64() % 5_000).unwrap();
             // Every third was placed in the boot's own lease; some cost more than their hold.
-            ended(number, id, Some(pool).filter(|_| number % 3 > 0), 4_500, cost)
+            ended(number, id, Some(pool).filter(|_| !number.is_multiple_of(3)), 4_500, cost)
         };
         (0..count).map(event).collect()
     }
@@ -256,7 +256,7 @@ fn a_hold_of_a_lost_boot_is_charged_to_its_checkpoint_and_its_end_settles_the_di
         ledger.lease_pool(id, pool, just(500)).unwrap();
         // It held 400 and had cost 100 when it was last heard of.
         let checkpoint = ended(1, id, Some(pool), 400, 100);
-        assert_eq!(ledger.post_lost(&[checkpoint.clone()]).unwrap(), 1);
+        assert_eq!(ledger.post_lost(std::slice::from_ref(&checkpoint)).unwrap(), 1);
         assert_eq!(ledger.post_lost(&[checkpoint]).unwrap(), 0, "anybody may do it again");
         assert_eq!(balance(&mut ledger, id), (600, 100), "300 are in suspense");
         assert_eq!(ledger.settlings(&[super::hold(1), super::hold(2)]).unwrap().len(), 1);

@@ -2,6 +2,7 @@
 
 pub mod caller;
 pub mod delay;
+pub mod fleet;
 pub mod gateway;
 pub mod ledgers;
 pub mod postgres;

@@ -77,12 +77,6 @@ impl Authority {
         (self.file("caller.pem", &certificate.pem()), self.file("caller.key", &key.serialize_pem()))
     }
 
-    /// Files with a server's certificate and key.
-    pub fn server_files(&self, name: &str) -> (PathBuf, PathBuf) {
-        let (certificate, key) = self.server_pem(name);
-        (self.file("server.pem", &certificate), self.file("server.key", &key))
-    }
-
     /// A server's certificate and key, in PEM.
     pub fn server_pem(&self, name: &str) -> (String, String) {
         let (certificate, key) = self.issue(name);
