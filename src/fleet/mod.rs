@@ -6,14 +6,11 @@
 //! The rules that keep money exact are those of docs/model-check.md: `epochs` (who may spend under which number),
 //! `frozen` (what a lost Redis still owes), `reaper` (holds of nodes that are gone), `bank` (tranches).
 
-<<<<<<< HEAD
-pub mod catalogue;
-=======
 mod bank;
+pub mod catalogue;
 mod demand;
 mod epochs;
 mod frozen;
->>>>>>> fleet-redis
 pub mod health;
 mod kept;
 pub mod keys;
