@@ -79,7 +79,7 @@ fn serve(
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
-    let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
+    let Config { listen, bounds, routing, drain, timers, catalogue, data, .. } = config;
     drain_state.set_times(drain);
     let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
         Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
@@ -108,8 +108,9 @@ fn serve(
         drain: Arc::clone(&drain_state),
     };
     let may_start_heirs = source.is_some();
-    let reloader =
-        source.map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(first)))));
+    let reloader = source.map(|source| {
+        Arc::new(Reloader::new(source, timers, fixed, follow(&gateway, &notify, status(first))))
+    });
     let serving = Arc::new(AtomicBool::new(false));
     let started = Arc::new(AtomicBool::new(false));
     let keeper = Keeper {

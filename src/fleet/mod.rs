@@ -7,6 +7,7 @@
 //! `frozen` (what a lost Redis still owes), `reaper` (holds of nodes that are gone), `bank` (tranches).
 
 mod bank;
+pub mod catalogue;
 mod demand;
 mod epochs;
 mod frozen;
