@@ -44,7 +44,7 @@ impl Scene {
     /// Books the reaped hold; a replica that was promoted says it again.
     fn reap(&mut self) {
         assert_eq!(self.ledger.post_reaped(&[self.reaped.clone(), self.reaped.clone()], 5).unwrap(), 1);
-        assert_eq!(self.ledger.post_reaped(&[self.reaped.clone()], 6).unwrap(), 0);
+        assert_eq!(self.ledger.post_reaped(std::slice::from_ref(&self.reaped), 6).unwrap(), 0);
         self.ledger.verify().unwrap();
     }
 
