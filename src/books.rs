@@ -70,9 +70,12 @@ pub struct Books {
 
 /// The parts of a running gateway that have to follow.
 pub struct Live {
+    /// What this process alone has leased.
     pub store: Arc<Embedded>,
     pub pool: Arc<Pool>,
     pub boot: i64,
+    /// The other nodes, where there are any.
+    pub fleet: Option<Arc<dyn Fleet>>,
     /// Turns true, under the ledger's lock, when another process takes over: from then on nothing is leased.
     handed_over: AtomicBool,
 }
@@ -80,9 +83,21 @@ pub struct Live {
 impl Live {
     /// Of a gateway that serves under this boot.
     #[must_use]
-    pub fn new(store: Arc<Embedded>, pool: Arc<Pool>, boot: i64) -> Self {
-        Self { store, pool, boot, handed_over: AtomicBool::new(false) }
+    pub fn new(store: Arc<Embedded>, pool: Arc<Pool>, boot: i64, fleet: Option<Arc<dyn Fleet>>) -> Self {
+        Self { store, pool, boot, fleet, handed_over: AtomicBool::new(false) }
     }
+}
+
+/// What the nodes of a fleet do beside the books. Every call may block.
+pub trait Fleet: Send + Sync {
+    /// Brings an account's money back to the ledger, from wherever nobody has set it aside.
+    fn recall(&self, account: AccountId);
+
+    /// Keys, or settings of accounts, have changed in the ledger.
+    fn keys_changed(&self);
+
+    /// An account may have more than before.
+    fn balance_changed(&self, account: AccountId);
 }
 
 /// What an account has and what it used, in nano-dollars.
@@ -162,6 +177,9 @@ impl Books {
     /// # Errors
     /// [`BooksError`]; a key that belongs to another account is found before anything is changed.
     pub fn bootstrap(&self, accounts: &[Account]) -> Result<(), BooksError> {
+        if accounts.is_empty() {
+            return Ok(());
+        }
         let known = self.ledger().keys(None)?;
         for account in accounts {
             let digests: Vec<KeyDigest> =
@@ -252,15 +270,17 @@ impl Books {
             Direction::Credit => What::Credit,
             Direction::Debit => What::Debit,
         };
+        let movement =
+            Movement { account: id, what, amount, reference, reason, now_ms: clock::unix_ms(), boot: None };
+        if let Some(fleet) = self.live.as_ref().and_then(|live| live.fleet.as_ref()) {
+            return self.transfer_in_fleet(fleet.as_ref(), &movement);
+        }
         // Money that leaves is taken out of the running store first, so that nobody can spend it twice.
         let live = self.live.as_ref().filter(|_| what.goes_out());
         if let Some(live) = live {
             live.store.withdraw(id, amount).map_err(|available| LedgerError::Funds { available })?;
         }
-        let boot = live.map(|live| live.boot);
-        let now_ms = clock::unix_ms();
-        let done =
-            self.ledger().transfer(&Movement { account: id, what, amount, reference, reason, now_ms, boot });
+        let done = self.ledger().transfer(&Movement { boot: live.map(|live| live.boot), ..movement });
         // After any other error nobody knows whether it left: it stays out until the next start asks the books.
         let nothing_left =
             matches!(done, Ok(false) | Err(LedgerError::Funds { .. } | LedgerError::ReferenceTaken(_)));
@@ -270,6 +290,18 @@ impl Books {
         let new = done?;
         self.follow()?;
         Ok(json!({ "booked": new, "reference": reference }))
+    }
+
+    /// Money that leaves comes from what is free in the ledger; what is out there to be spent is brought back first.
+    fn transfer_in_fleet(&self, fleet: &dyn Fleet, movement: &Movement<'_>) -> Result<Value, BooksError> {
+        let mut done = self.ledger().transfer(movement);
+        if matches!(done, Err(LedgerError::Funds { .. })) {
+            fleet.recall(movement.account);
+            done = self.ledger().transfer(movement);
+        }
+        let new = done?;
+        fleet.balance_changed(movement.account);
+        Ok(json!({ "booked": new, "reference": movement.reference }))
     }
 
     fn new_key(
@@ -323,7 +355,9 @@ impl Books {
 
     /// The running gateway gets what is free now, and the settings as they are now.
     fn follow(&self) -> Result<(), BooksError> {
-        if let Some(live) = &self.live {
+        if let Some(live) = &self.live
+            && live.fleet.is_none()
+        {
             // Over both, so that a hand-over finds no lease between the books and the memory.
             let mut ledger = self.ledger();
             if !live.handed_over.load(Ordering::Acquire) {
@@ -354,15 +388,19 @@ impl Books {
     /// When a journal is damaged, or the books cannot be written.
     pub fn look_after_predecessors(&self, data: &Path) -> anyhow::Result<bool> {
         let Some(live) = &self.live else { return Ok(false) };
+        let journals = data.join("journal");
+        let alone = live.fleet.is_none();
         let others = |ledger: &mut dyn Ledger| {
-            ledger.open_boots().map(|boots| boots.iter().any(|boot| *boot != live.boot))
+            let others = |boots: Vec<i64>| boots.into_iter().filter(|boot| *boot != live.boot);
+            // In a fleet most of them are on other machines.
+            let here = |boot: &i64| alone || journal::folder(&journals, *boot).exists();
+            ledger.open_boots().map(|boots| others(boots).any(|boot| here(&boot)))
         };
         let mut ledger = self.ledger();
         if others(ledger.as_mut())?
             && let Some(_lock) = boot::start_lock(data)?
         {
-            let journals = data.join("journal");
-            boot::recover(ledger.as_mut(), journal::dead_boots(&journals)?, &journals)?;
+            boot::recover(ledger.as_mut(), &journals, alone)?;
         }
         let others = others(ledger.as_mut())?;
         drop(ledger);
@@ -372,6 +410,10 @@ impl Books {
 
     fn follow_keys(&self) -> Result<(), BooksError> {
         if let Some(live) = &self.live {
+            if let Some(fleet) = &live.fleet {
+                fleet.keys_changed();
+                return Ok(());
+            }
             let mut ledger = self.ledger();
             live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
             // Budgets that are new may have been spent in part already.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use filters::ids::AccountId;
@@ -18,23 +19,32 @@ use filters::meter::Used;
 use filters::money::{Amount, settle};
 
 use crate::clock;
-use crate::config::checked::{Account, Config, Store};
-use crate::journal::{self, Dead, Hold, Journal, Replayed, Settled, Threads};
+use crate::config::checked::{self, Account, Config, Store};
+use crate::fleet;
+use crate::journal::{self, Hold, Journal, Posting, Replayed, Settled, Threads};
 use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Sqlite};
 use crate::pool::keys::{KeyTable, digest, hint};
-use crate::store::Embedded;
+use crate::store::{self, Embedded, Holds};
 
+/// How long a node waits for Redis before it serves without.
+const REDIS_PATIENCE: Duration = Duration::from_secs(5);
 /// Settled calls that may wait between journal and ledger before the journal keeps them itself.
 const POSTINGS_MAX: usize = 1 << 16;
 
 /// A store that runs.
 pub struct Booted {
+    /// What this process alone has leased.
     pub store: Arc<Embedded>,
+    /// Where calls are admitted: that, or pools of all nodes with that behind them.
+    pub holds: Arc<dyn Holds>,
     pub journal: Journal,
     pub keys: KeyTable,
     pub boot: i64,
+    /// For questions; taken by whoever asks them.
+    pub reader: Option<Box<dyn Ledger>>,
+    pub fleet: Option<Arc<fleet::Node>>,
     threads: Threads,
     ledger: JoinHandle<Finished>,
     locks: Locks,
@@ -75,7 +85,6 @@ pub fn ledger_file(data: &Path) -> PathBuf {
 /// serves from the same folder.
 pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let data = &config.data;
-    anyhow::ensure!(config.store == Store::Embedded, "store: this binary cannot serve a fleet yet");
     make_folder(data)?;
     let mut locks = Locks::default();
     match own(data)? {
@@ -88,29 +97,98 @@ pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
         ),
     }
     locks.start = Some(start_lock(data)?.context("another gateway is just starting from the same folder")?);
-    let mut ledger = Sqlite::open(&ledger_file(data)).context("cannot open the ledger")?;
-    let journals = data.join("journal");
-    let dead = journal::dead_boots(&journals).context("cannot read the journals of earlier boots")?;
-    recover(&mut ledger, dead, &journals)?;
+    let mut booted = match &config.store {
+        Store::Embedded => alone(config, locks)?,
+        Store::Fleet(servers) => in_fleet(config, servers, locks)?,
+    };
+    if booted.locks.owner.is_some() {
+        booted.locks.start = None;
+    }
+    Ok(booted)
+}
+
+/// With all free money, and nobody beside us.
+fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
+    let file = ledger_file(&config.data);
+    let mut ledger = Sqlite::open(&file).context("cannot open the ledger")?;
+    let journals = config.data.join("journal");
+    recover(&mut ledger, &journals, true)?;
+    let begun = begin(&mut ledger, config, &journals)?;
+    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
+    // Only now: a lease without a journal beside it would be nobody's.
+    let leases = ledger.lease_all(begun.boot)?;
+    let store = Arc::new(Embedded::new(leases, begun.journal.clone(), config.bounds.open_holds_max));
+    restore_budgets(&mut ledger, &store, &keys)?;
+    // A connection of its own: the ledger's thread keeps the one that it posts by.
+    let reader = Box::new(Sqlite::open(&file).context("cannot open the ledger")?);
+    let holds: Arc<dyn Holds> = Arc::<Embedded>::clone(&store);
+    begun.with(keys, store, holds, (Box::new(ledger), reader), None, locks)
+}
+
+/// As one node of many.
+fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::Result<Booted> {
+    let (servers, runtime) = fleet::connect(servers)?;
+    let mut ledger = servers.ledger.clone();
+    ledger.check_version().context("store.postgres")?;
+    let journals = config.data.join("journal");
+    recover(&mut ledger, &journals, false)?;
+    let begun = begin(&mut ledger, config, &journals)?;
+    let keys = fleet::keys::first(&ledger, &config.data).context("store.postgres")?;
+    let open_max = config.bounds.open_holds_max;
+    let store = Arc::new(Embedded::new(vec![], begun.journal.clone(), open_max));
+    let local = Arc::clone(&store);
+    let node = fleet::Node::start(servers, runtime, begun.boot, local, begun.journal.clone(), open_max);
+    if !node.wait_for_redis(REDIS_PATIENCE) {
+        tracing::warn!("redis does not answer: calls go on with what this node has of its own until it does");
+    }
+    let holds: Arc<dyn Holds> = Arc::<store::fleet::Fleet>::clone(&node.store);
+    let reader = Box::new(ledger.clone());
+    begun.with(keys, store, holds, (Box::new(ledger), reader), Some(Arc::new(node)), locks)
+}
+
+/// A boot that has begun: nothing is leased to it yet.
+struct Begun {
+    boot: i64,
+    journal: Journal,
+    threads: Threads,
+    postings: mpsc::Receiver<Posting>,
+}
+
+/// Begins a boot and its journal; makes what the config wants to be there.
+fn begin(ledger: &mut dyn Ledger, config: &Config, journals: &Path) -> anyhow::Result<Begun> {
     let boot = ledger.begin_boot(clock::unix_ms())?;
     for account in &config.accounts {
-        bootstrap(&mut ledger, account)?;
+        bootstrap(ledger, account)?;
     }
     ledger.snapshot(clock::unix_ms())?;
-    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
-    let (journal, threads) = Journal::start(&journals, boot, config.bounds.open_holds_max, postings)
+    let (journal, threads) = Journal::start(journals, boot, config.bounds.open_holds_max, postings)
         .context("cannot start the journal")?;
-    // Only now: a lease without a journal beside it would be nobody's.
-    let leases = ledger.lease_all(boot)?;
-    let store = Embedded::new(leases, journal.clone(), config.bounds.open_holds_max);
-    restore_budgets(&mut ledger, &store, &keys)?;
-    let ledger = worker::start(Box::new(ledger), boot, received, journal.clone())
-        .context("cannot start the ledger")?;
-    if locks.owner.is_some() {
-        locks.start = None;
+    Ok(Begun { boot, journal, threads, postings: received })
+}
+
+impl Begun {
+    /// The ledger that posts and the one that is asked; the node, where there are others.
+    fn with(
+        self,
+        keys: KeyTable,
+        store: Arc<Embedded>,
+        holds: Arc<dyn Holds>,
+        (poster, reader): (Box<dyn Ledger>, Box<dyn Ledger>),
+        fleet: Option<Arc<fleet::Node>>,
+        locks: Locks,
+    ) -> anyhow::Result<Booted> {
+        let Self { boot, journal, threads, postings } = self;
+        let pools = fleet.as_ref().map(|node| Arc::clone(&node.store));
+        let booked = move |batch: &[Settled]| {
+            if let Some(pools) = &pools {
+                pools.booked(batch);
+            }
+        };
+        let ledger = worker::start(poster, boot, postings, journal.clone(), booked)
+            .context("cannot start the ledger")?;
+        Ok(Booted { store, holds, journal, keys, boot, reader: Some(reader), fleet, threads, ledger, locks })
     }
-    Ok(Booted { store: Arc::new(store), journal, keys, threads, ledger, boot, locks })
 }
 
 impl Booted {
@@ -123,6 +201,9 @@ impl Booted {
     /// be booked now, or is still open, is left to the next start: a boot ends with nothing in doubt.
     pub fn stop(self) {
         self.store.sweep();
+        if let Some(node) = &self.fleet {
+            node.stop();
+        }
         // The store's and the caller's handles keep no thread alive: only the writer feeds the ledger.
         let stopped = self.threads.stop();
         let Ok((mut ledger, all_booked)) = self.ledger.join() else {
@@ -184,11 +265,12 @@ fn lock(path: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Books what dead boots left, and frees what they had leased.
+/// Books what dead boots of this machine left, and frees what they had leased. `alone`: there are no others.
 ///
 /// # Errors
 /// When a journal is damaged, or the books cannot be written.
-pub fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> anyhow::Result<()> {
+pub fn recover(ledger: &mut dyn Ledger, journals: &Path, alone: bool) -> anyhow::Result<()> {
+    let dead = journal::dead_boots(journals).context("cannot read the journals of earlier boots")?;
     for dead in dead {
         let boot = dead.boot;
         let replayed = dead.replay().context("cannot replay the journal of an earlier boot")?;
@@ -197,9 +279,10 @@ pub fn recover(ledger: &mut dyn Ledger, dead: Vec<Dead>, journals: &Path) -> any
         dead.forget().context("cannot delete a replayed journal")?;
         tracing::info!(boot, settled, orphans, "an earlier boot did not end; its calls are booked now");
     }
-    // A process that died before its journal began has spent nothing.
-    for boot in ledger.open_boots()? {
-        if !journals.join(format!("{boot:012}")).exists() {
+    // A process that died before its journal began has spent nothing. In a fleet others' journals are elsewhere.
+    let open = if alone { ledger.open_boots()? } else { vec![] };
+    for boot in open {
+        if !journal::folder(journals, boot).exists() {
             ledger.end_boot(boot)?;
         }
     }
@@ -306,7 +389,7 @@ pub fn restore_budgets(
     for principal in keys.iter() {
         let account = principal.account;
         let broken = RefCell::new(None);
-        store.restore_budgets(account, principal.digest, &principal.scopes, &|key, model, since_ms| {
+        store.restore_budgets(account, principal.digest, &principal.terms.scopes, &|key, model, since_ms| {
             let scope = Scope { account, key, model };
             ledger.borrow_mut().spent(&scope, since_ms).unwrap_or_else(|error| {
                 broken.replace(Some(error));

@@ -13,6 +13,7 @@ pub mod credential;
 pub mod drain;
 pub mod edge;
 pub mod entropy;
+pub mod fleet;
 pub mod front;
 pub mod handover;
 pub mod journal;

@@ -1,6 +1,7 @@
 //! The running gateway: Pingora's services around a booted store.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -14,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::admin::{self, Admin};
 use crate::books::{self, Books};
-use crate::boot::{self, Booted, ledger_file};
+use crate::boot::{self, Booted};
 use crate::config::Config;
 use crate::config::checked::{Listen, Listener, OTHER_FILES};
 use crate::drain::{self, Drain, Watch};
@@ -23,13 +24,12 @@ use crate::front::{self, Entrance};
 use crate::handover::{self, Estate, Inheritance, Sockets};
 use crate::journal::Journal;
 use crate::keeper::{Keeper, status};
-use crate::ledger::Sqlite;
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway, Warmer};
 use crate::reload::{Fixed, Live, Reloader, Source};
-use crate::store::{Embedded, Holds};
+use crate::store::Holds;
 use crate::succession;
 
 /// Pingora's grace time, longer than the longest drain that a config may ask for.
@@ -92,16 +92,13 @@ fn serve(
 
     let keys = std::mem::take(&mut booted.keys);
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
-    // A connection of its own: the ledger's thread keeps the one that it posts by.
-    let reader = Sqlite::open(&ledger_file(&data)).context("cannot open the ledger")?;
-    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot);
-    let books = Arc::new(Books::new(Box::new(reader), Some(live)));
+    let books = open_books(&mut booted, &pool, &data)?;
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
     let warmer = Arc::new(Warmer::default());
     let gateway = Gateway {
         pool: Arc::clone(&pool),
-        holds: wrap(Arc::<Embedded>::clone(&booted.store)),
+        holds: wrap(Arc::clone(&booted.holds)),
         bodies: Bodies::new(bounds.bodies_bytes_max),
         bounds: Arc::new(ArcSwap::from_pointee(bounds)),
         books: Arc::clone(&books),
@@ -147,6 +144,17 @@ fn serve(
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     Ok(run_to_the_end(booted, &drain_state, &estate, &books))
+}
+
+/// The books of a running gateway, and what follows them on other nodes.
+fn open_books(booted: &mut Booted, pool: &Arc<Pool>, data: &Path) -> anyhow::Result<Arc<Books>> {
+    if let Some(node) = &booted.fleet {
+        node.share(pool, data);
+    }
+    let reader = booted.reader.take().context("the ledger cannot be asked")?;
+    let others = booted.fleet.clone().map(|node| -> Arc<dyn books::Fleet> { node });
+    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(pool), booted.boot, others);
+    Ok(Arc::new(Books::new(reader, Some(live))))
 }
 
 /// What runs beside the public service.

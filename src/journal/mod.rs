@@ -43,6 +43,12 @@ pub const TICK: Duration = Duration::from_millis(20);
 /// A segment's size, in bytes, at which the next one begins.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
+/// Where a boot's journal is.
+#[must_use]
+pub fn folder(root: &Path, boot: i64) -> PathBuf {
+    root.join(format!("{boot:012}"))
+}
+
 /// A settled hold on its way to the ledger, with its place in the journal.
 #[derive(Clone, Debug)]
 pub struct Posting {
@@ -123,7 +129,7 @@ impl Journal {
         holds_max: usize,
         ledger: SyncSender<Posting>,
     ) -> io::Result<(Self, Threads)> {
-        let folder = root.join(format!("{boot:012}"));
+        let folder = folder(root, boot);
         std::fs::create_dir_all(&folder)?;
         // The folder's name must survive a power cut, or its lease would be nobody's.
         File::open(root)?.sync_all()?;

@@ -25,7 +25,8 @@ const LAST_TRIES: u32 = 4;
 /// What the thread answers when it is joined: the ledger, and whether everything was booked.
 pub type Finished = (Box<dyn Ledger>, bool);
 
-/// Books what comes in `postings` until the journal's thread has ended.
+/// Books what comes in `postings` until the journal's thread has ended. `booked` is told of every batch that is
+/// in the ledger.
 ///
 /// # Errors
 /// When the thread cannot be made.
@@ -34,6 +35,7 @@ pub fn start(
     boot: i64,
     postings: Receiver<Posting>,
     journal: Journal,
+    booked: impl Fn(&[Settled]) + Send + 'static,
 ) -> io::Result<JoinHandle<Finished>> {
     thread::Builder::new().name("ledger".to_owned()).spawn(move || {
         let mut all_booked = true;
@@ -51,6 +53,7 @@ pub fn start(
             }
             all_booked = all_booked && post(ledger.as_mut(), boot, &batch, &journal);
             if all_booked {
+                booked(&batch);
                 journal.posted(number, u64::try_from(batch.len()).unwrap_or_default());
             }
         }

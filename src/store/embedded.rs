@@ -286,13 +286,12 @@ impl Inner {
     fn close(&self, hold: &OpenHold, charge: &Charge) -> Settled {
         let now = self.now();
         let usage = &charge.used.usage;
-        let asked = || (hold.hold.model.clone(), hold.hold.price_version);
-        let (model, price_version) = charge.served.clone().unwrap_or_else(asked);
+        let model = charge.model(&hold.hold);
         let end = EndHold {
             hold: hold.id(),
             held: hold.amount(),
             key: KeyDigest(hold.hold.key),
-            model: &model,
+            model,
             cost: charge.cost,
             tokens: usage.prompt().saturating_add(usage.output),
             left: charge.left,
@@ -301,25 +300,7 @@ impl Inner {
             .with_purse(hold.account(), |purse| purse.end(now, &end))
             .unwrap_or_else(|| (settle(hold.amount(), charge.cost, Amount::ZERO), Amount::ZERO));
         self.open.fetch_sub(1, Ordering::AcqRel);
-        Settled {
-            id: hold.hold.id,
-            account: hold.hold.account,
-            request: hold.hold.request.clone(),
-            model,
-            endpoint: charge.endpoint.clone(),
-            attempts: charge.attempts,
-            parts: Settled::parts_of(&settlement),
-            provider_cost: charge.provider_cost.nano(),
-            abandoned: abandoned.checked_add(charge.lost).unwrap_or(Amount::MAX).nano(),
-            key: hold.hold.key,
-            held_ms: hold.hold.at_ms,
-            price_version,
-            tokens: Settled::tokens_of(&charge.used.usage),
-            estimated: charge.used.estimated,
-            anomaly: charge.used.anomaly,
-            at_ms: clock::unix_ms(),
-            pool: None,
-        }
+        charge.record(&hold.hold, &settlement, abandoned)
     }
 
     fn sweep(&self) {

@@ -14,7 +14,8 @@ use filters::meter::Used;
 use filters::money::{Amount, Settlement};
 use filters::purse::{LeftEarly, Standings};
 
-use crate::journal::OpenHold;
+use crate::clock;
+use crate::journal::{Hold, OpenHold, Settled};
 
 /// A store of holds.
 #[async_trait]
@@ -77,6 +78,39 @@ pub struct Charge {
     pub left: Option<LeftEarly>,
 }
 
+impl Charge {
+    /// The model that is charged for.
+    #[must_use]
+    pub fn model<'a>(&'a self, hold: &'a Hold) -> &'a str {
+        self.served.as_ref().map_or(hold.model.as_str(), |(model, _)| model)
+    }
+
+    /// How a hold ended, for journal and ledger. `abandoned`: of our cost, what a call that was left early is forgiven.
+    #[must_use]
+    pub fn record(&self, hold: &Hold, settlement: &Settlement, abandoned: Amount) -> Settled {
+        let price_version = self.served.as_ref().map_or(hold.price_version, |(_, version)| *version);
+        Settled {
+            id: hold.id,
+            account: hold.account,
+            request: hold.request.clone(),
+            model: self.model(hold).to_owned(),
+            endpoint: self.endpoint.clone(),
+            attempts: self.attempts,
+            parts: Settled::parts_of(settlement),
+            provider_cost: self.provider_cost.nano(),
+            abandoned: abandoned.checked_add(self.lost).unwrap_or(Amount::MAX).nano(),
+            key: hold.key,
+            held_ms: hold.at_ms,
+            price_version,
+            tokens: Settled::tokens_of(&self.used.usage),
+            estimated: self.used.estimated,
+            anomaly: self.used.anomaly,
+            at_ms: clock::unix_ms(),
+            pool: hold.pool,
+        }
+    }
+}
+
 /// Why no hold was placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Deny {
@@ -94,6 +128,9 @@ pub enum Deny {
         /// Which, and until when.
         over: Over,
     },
+    /// The key has been revoked, and this node did not know it yet.
+    #[error("the key has been revoked")]
+    Revoked,
     /// As many holds are open as may be.
     #[error("too many calls are in flight")]
     Overloaded,

@@ -74,6 +74,19 @@ impl Postgres {
         })
     }
 
+    /// What is free of an account: neither leased nor set aside.
+    ///
+    /// # Errors
+    /// [`LedgerError::NoAccount`], or the books cannot be read.
+    pub fn free(&self, account: AccountId) -> Result<Amount, LedgerError> {
+        self.within(async |t| {
+            let free = "SELECT posted - leased FROM balance WHERE account = $1";
+            let row = t.query_opt(free, &[&account.0]).await?;
+            let row = row.ok_or_else(|| LedgerError::NoAccount(account.to_string()))?;
+            Ok(Amount::from_nano(row.try_get(0)?))
+        })
+    }
+
     /// Frees what was recalled from a pool, after Redis has taken the money out of it for good. `in_all`: all that
     /// was ever recalled from this pool; what of it is free already is passed over, so that it may be told again.
     /// Answers what is free now and was not before.

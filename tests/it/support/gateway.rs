@@ -47,6 +47,7 @@ pub struct Setup {
     routing: String,
     log: &'static str,
     env: Vec<(&'static str, String)>,
+    store: String,
 }
 
 /// A running gateway.
@@ -83,7 +84,14 @@ impl Setup {
             routing: String::new(),
             log: LOG,
             env: vec![],
+            store: "embedded: { path: ./data }".to_owned(),
         }
+    }
+
+    /// The block `store:`, as YAML flow.
+    pub fn store(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.store);
+        self
     }
 
     /// A variable of the process's environment.
@@ -249,7 +257,7 @@ impl Setup {
             ));
         }
         let Self { http: more_http, listen, extra, balance, key, account, model, .. } = self;
-        let Self { drain_max, routing, limits, .. } = self;
+        let Self { drain_max, routing, limits, store, .. } = self;
         let price = format!("price: {price}");
         let http = match more_http.as_str() {
             _ if !self.has_http => String::new(),
@@ -263,7 +271,7 @@ impl Setup {
         };
         format!(
             "listen: {{ {http}admin: \"{admin}\", threads: 2{listen} }}\n\
-             store: {{ embedded: {{ path: ./data }} }}\n\
+             store: {{ {store} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\
              {extra}\
@@ -460,6 +468,15 @@ impl Gateway {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its resident memory in KiB, and its open files.
+    pub fn footprint(&self) -> (u64, usize) {
+        let pid = self.pid();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident = line.split_whitespace().next().unwrap().parse().unwrap();
+        (resident, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
     }
 
     /// Sends a signal.

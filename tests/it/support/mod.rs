@@ -2,9 +2,11 @@
 
 pub mod caller;
 pub mod delay;
+pub mod fleet;
 pub mod gateway;
 pub mod ledgers;
 pub mod postgres;
+pub mod redis;
 pub mod tls;
 
 pub use caller::{Answer, Call, Caller};

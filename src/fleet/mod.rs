@@ -1,0 +1,237 @@
+//! What makes one node of a fleet: the tasks between Redis, Postgres and this node's own store.
+//!
+//! Nothing here is on a call's path but [`bank::Bank`]'s answers to the few that find their pool empty. Each task is a
+//! loop that looks, does and waits; one that fails says so once and tries again, and none waits for another.
+//!
+//! The rules that keep money exact are those of docs/model-check.md: `epochs` (who may spend under which number),
+//! `frozen` (what a lost Redis still owes), `reaper` (holds of nodes that are gone), `bank` (tranches).
+
+mod bank;
+mod demand;
+mod epochs;
+mod frozen;
+pub mod health;
+mod kept;
+pub mod keys;
+mod outbox;
+mod reaper;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use filters::ids::AccountId;
+use tokio::runtime::{Handle, Runtime};
+use tokio::time::MissedTickBehavior;
+
+use crate::books::Fleet;
+use crate::clock;
+use crate::config::checked;
+use crate::journal::Journal;
+use crate::ledger::postgres::Postgres;
+use crate::ledger::{Ledger as _, LedgerError};
+use crate::pool::Pool;
+use crate::store::redis::Redis;
+use crate::store::{Embedded, fleet};
+
+use bank::Bank;
+use epochs::Epochs;
+use health::Health;
+use keys::Keys;
+
+/// How often Redis is told which calls run, and the ledger that this node lives.
+const BEAT: Duration = Duration::from_secs(1);
+/// How often the ledger's partitions are made ahead and its balances written down; both do nothing twice a day.
+const HOUSEKEEPING: Duration = Duration::from_secs(3600);
+/// How long the process that leaves waits for Redis to take the last ends. The journal and the ledger have them.
+const LAST_ENDS: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The servers that a node shares with others.
+#[derive(Clone)]
+pub struct Servers {
+    pub redis: Redis,
+    pub ledger: Postgres,
+    prefix: String,
+    runtime: Handle,
+}
+
+/// The parts of a running node.
+pub struct Node {
+    pub servers: Servers,
+    pub store: Arc<fleet::Fleet>,
+    bank: Arc<Bank>,
+    epochs: Arc<Epochs>,
+    keys: OnceLock<Arc<Keys>>,
+    /// `None` once it has stopped.
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl Servers {
+    /// Asks the ledger, on a thread that may wait.
+    async fn ask<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&Postgres) -> Result<T, LedgerError> + Send + 'static,
+    ) -> Result<T, LedgerError> {
+        let ledger = self.ledger.clone();
+        let asked = self.runtime.spawn_blocking(move || what(&ledger)).await;
+        asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())))
+    }
+
+    /// A channel that all nodes of this fleet hear.
+    fn channel(&self, name: &str) -> String {
+        format!("{}:{name}", self.prefix)
+    }
+}
+
+/// Servers of a config, and a runtime of their own: it outlives Pingora's, so that the last ends go out.
+///
+/// # Errors
+/// When a URL or a file of certificates makes no sense.
+pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("fleet")
+        .enable_all()
+        .build()
+        .context("cannot start a runtime for the fleet")?;
+    let servers = Servers {
+        redis: Redis::new(&config.redis)?,
+        ledger: Postgres::new(&config.postgres)?,
+        prefix: config.redis.prefix.clone(),
+        runtime: runtime.handle().clone(),
+    };
+    Ok((servers, runtime))
+}
+
+impl Node {
+    /// Starts a node's store and its tasks, for a boot whose journal is there already.
+    #[must_use]
+    pub fn start(
+        servers: Servers,
+        runtime: Runtime,
+        boot: i64,
+        local: Arc<Embedded>,
+        journal: Journal,
+        open_max: usize,
+    ) -> Self {
+        let (bank, low) = Bank::new(servers.clone(), boot, Arc::clone(&local));
+        let bank = Arc::new(bank);
+        let as_bank: Arc<dyn fleet::Bank> = Arc::<Bank>::clone(&bank);
+        let (store, ends) = fleet::Fleet::new(servers.redis.clone(), local, journal, as_bank, boot, open_max);
+        let store = Arc::new(store);
+        let epochs = Arc::new(Epochs::new(servers.clone(), boot, Arc::clone(&store)));
+        bank.set_epochs(Arc::clone(&epochs));
+        let redis = servers.redis.clone();
+        runtime.spawn(async move { redis.keep().await });
+        runtime.spawn(ends.run());
+        runtime.spawn(Arc::clone(&epochs).follow());
+        runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
+        runtime.spawn(touch(Arc::clone(&store)));
+        runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
+        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store)));
+        runtime.spawn(outbox::post(servers.clone(), boot));
+        runtime.spawn(keep_house(servers.clone()));
+        runtime.spawn(Arc::clone(&bank).fill(low));
+        runtime.spawn(Arc::clone(&bank).keep_tranches());
+        runtime.spawn(Arc::clone(&bank).hear());
+        Self { servers, store, bank, epochs, keys: OnceLock::new(), runtime: Mutex::new(Some(runtime)) }
+    }
+
+    /// Shares keys, and what is seen of upstreams, with the other nodes. `folder` keeps what a cold start needs.
+    pub fn share(&self, pool: &Arc<Pool>, folder: &Path) {
+        let Servers { redis, ledger, runtime, .. } = &self.servers;
+        let (pool, folder) = (Arc::clone(pool), folder.to_owned());
+        let keys = Arc::new(Keys::new(redis.clone(), ledger.clone(), Arc::clone(&pool), folder));
+        let health = Health::new(redis.clone(), pool);
+        let followed = Arc::clone(self.keys.get_or_init(|| keys));
+        runtime.spawn(async move { followed.run().await });
+        runtime.spawn(async move { health.run().await });
+    }
+
+    /// Waits until Redis is ready to spend, at most so long: calls before that would go on this node's own money.
+    pub fn wait_for_redis(&self, at_most: Duration) -> bool {
+        self.servers.runtime.block_on(self.epochs.wait_for_all(at_most))
+    }
+
+    /// Lets the last ends go out to Redis, and ends the tasks. The journal and the ledger have them anyway.
+    pub fn stop(&self) {
+        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(runtime) = runtime else { return };
+        self.store.sweep();
+        let end = clock::now() + LAST_ENDS;
+        while !self.store.has_told_all() && clock::now() < end {
+            std::thread::sleep(LOOK);
+        }
+        runtime.shutdown_background();
+    }
+}
+
+impl Fleet for Node {
+    fn recall(&self, account: AccountId) {
+        self.servers.runtime.block_on(self.bank.recall(account));
+    }
+
+    fn keys_changed(&self) {
+        let Some(keys) = self.keys.get() else { return };
+        if let Err(error) = self.servers.runtime.block_on(keys.changed()) {
+            tracing::warn!(%error, "other nodes hear of changed keys when redis is back");
+        }
+    }
+
+    fn balance_changed(&self, account: AccountId) {
+        self.bank.forget_poor(account);
+    }
+}
+
+/// Says that this node lives, until the ledger says that it does not.
+async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
+    let mut tick = every(BEAT);
+    loop {
+        tick.tick().await;
+        match servers.ask(move |ledger| ledger.heartbeat(boot, clock::unix_ms())).await {
+            Ok(()) => {}
+            Err(LedgerError::BootOver(boot)) => {
+                tracing::error!(
+                    boot,
+                    "the ledger has given this node up: nothing is admitted any more; start it anew"
+                );
+                store.give_up();
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "the ledger cannot be told that this node lives"),
+        }
+    }
+}
+
+async fn touch(store: Arc<fleet::Fleet>) {
+    let mut tick = every(BEAT);
+    loop {
+        tick.tick().await;
+        store.sweep();
+        store.touch_all().await;
+    }
+}
+
+async fn keep_house(servers: Servers) {
+    let mut tick = every(HOUSEKEEPING);
+    loop {
+        tick.tick().await;
+        let now_ms = clock::unix_ms();
+        let kept = servers.ask(move |ledger| {
+            ledger.partitions_ahead(now_ms)?;
+            ledger.clone().snapshot(now_ms)
+        });
+        if let Err(error) = kept.await {
+            tracing::warn!(%error, "the ledger's partitions cannot be made ahead");
+        }
+    }
+}
+
+/// A clock that does not hurry after it has been late.
+fn every(span: Duration) -> tokio::time::Interval {
+    let mut tick = tokio::time::interval(span);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick
+}

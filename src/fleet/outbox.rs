@@ -1,0 +1,58 @@
+//! Ends that their node could not post: it is gone with its disk, or slow.
+//!
+//! Every end stands in Redis' outbox too. The ledger passes over what it has.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::{Servers, every};
+use crate::journal::Settled;
+use crate::ledger::Ledger as _;
+use crate::store::redis::{End, Outgoing, SHARDS};
+
+/// How often the outboxes are read: a node posts from its journal much sooner.
+const READ: Duration = Duration::from_secs(2);
+/// The most of a shard at a time.
+const AT_ONCE: u32 = 256;
+/// What another node has read and not acknowledged for so long is read by this one.
+const IDLE: Duration = Duration::from_secs(30);
+
+pub(super) async fn post(servers: Servers, boot: i64) {
+    let shards: Vec<u16> = (0..SHARDS).collect();
+    let consumer = format!("boot-{boot}");
+    let mut tick = every(READ);
+    loop {
+        tick.tick().await;
+        let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE).await {
+            Ok(read) if read.is_empty() => continue,
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(%error, "the outbox cannot be read");
+                continue;
+            }
+        };
+        let batch: Vec<Settled> = read
+            .iter()
+            .filter_map(|it| match &it.end {
+                End::Settled(settled) => Some(settled.clone()),
+                // Nobody reaps by deadline alone: see `reaper`.
+                End::Reaped { .. } => None,
+            })
+            .collect();
+        if let Err(error) = servers.ask(move |ledger| ledger.clone().post(boot, &batch)).await {
+            tracing::warn!(%error, "the outbox waits for the ledger");
+            continue;
+        }
+        let mut ids: HashMap<u16, Vec<String>> = HashMap::new();
+        for Outgoing { shard, id, end } in read {
+            if matches!(end, End::Settled(_)) {
+                ids.entry(shard).or_default().push(id);
+            }
+        }
+        for (shard, ids) in ids {
+            if let Err(error) = servers.redis.outbox_acknowledge(shard, &ids).await {
+                tracing::debug!(%error, shard, "the outbox is read again");
+            }
+        }
+    }
+}

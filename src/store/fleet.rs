@@ -1,0 +1,633 @@
+//! Holds in pools that all nodes share, with this node's journal as their memory.
+//!
+//! A call costs one round trip to Redis before it is forwarded; what follows its end is not waited for, because the
+//! journal has it by then. When Redis is away or slow, calls go on with money that this node alone has leased
+//! ([`Embedded`]), under limits of this node alone. Who finds none of it there is told to come back, never that there
+//! is no money: nobody knows that then.
+//!
+//! An admission whose answer is lost may have happened. Its id is given up, for good, and voided as soon as Redis
+//! answers; the call goes on under a new one.
+//!
+//! What this node may still spend of a pool whose Redis is gone is known here ([`Fleet::claims`]): every hold that is
+//! in it or may come into it, and every charge on it that is not booked yet. First nothing begins in an epoch any
+//! more, then its claims are told: see docs/model-check.md.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use crossbeam_queue::ArrayQueue;
+use filters::ids::{AccountId, HoldId, KeyDigest};
+use filters::limit::abandoned::Hour;
+use filters::money::{Amount, Settlement, settle};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use super::embedded::Embedded;
+use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
+use super::redis::{Admission, Ended, Redis, RedisDeny, RedisError, SHARDS, Touch, UnknownBudget, shard_of};
+use crate::journal::{Hold, Journal, OpenHold, Pool, Settled};
+use crate::{clock, entropy};
+
+/// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left.
+pub const LIFETIME: Duration = Duration::from_secs(10);
+/// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
+/// have emptied again before its turn.
+const TRIES_MAX: usize = 16;
+/// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
+const UNBOOKED_MAX: u64 = 1_000_000;
+/// Ends that are on their way to Redis at once.
+const ENDING_AT_ONCE: usize = 256;
+/// Admissions without an answer that wait to be voided: a breaker opens after the first of them.
+const VOIDS_MAX: usize = 4096;
+/// How long an end that Redis did not take waits.
+const END_AGAIN: Duration = Duration::from_millis(200);
+
+/// Who gets money for pools, and knows their epochs.
+#[async_trait]
+pub trait Bank: Send + Sync {
+    /// The pool of an account is short of `need`. Answers what came of it.
+    async fn refill(&self, account: AccountId, need: Amount) -> Refill;
+
+    /// A hold was placed, and so much is left in its pool. Must not wait.
+    fn spent(&self, account: AccountId, amount: Amount, available: Amount);
+
+    /// Money of this node's own was spent. Must not wait.
+    fn spent_here(&self, account: AccountId, amount: Amount);
+
+    /// Another process answers for the shard. Resolves when its epoch is known, or cannot be. Whether it is.
+    async fn renew(&self, shard: u16) -> bool;
+
+    /// Tells Redis what was spent in windows of budgets that it does not know. Whether it could.
+    async fn restore(&self, account: AccountId, unknown: &[UnknownBudget]) -> bool;
+}
+
+/// What came of a refill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refill {
+    /// There is more in the pool now.
+    More,
+    /// The account has no more than this, in all places together.
+    Nothing {
+        /// What its caller may be told.
+        available: Amount,
+    },
+    /// Nobody can tell.
+    Unknown,
+}
+
+/// The store of one node.
+pub struct Fleet {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    redis: Redis,
+    local: Arc<Embedded>,
+    journal: Journal,
+    bank: Arc<dyn Bank>,
+    boot: i64,
+    state: Mutex<State>,
+    /// Holds in pools.
+    open: AtomicUsize,
+    open_max: usize,
+    /// Holds whose request was dropped. Each open hold can stand in it once, so it never overflows.
+    abandoned: ArrayQueue<Arc<OpenHold>>,
+    ending: mpsc::Sender<End>,
+    /// Ends that Redis does not have yet.
+    unended: AtomicUsize,
+    /// The ledger has given this boot up: its money is somebody else's.
+    given_up: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// By shard; 0: not known.
+    epochs: Vec<i64>,
+    /// Holds that may be in a pool: asked for, or placed.
+    holds: HashMap<u128, InPool>,
+    /// Charges that are not known to be booked.
+    unbooked: HashMap<(Pool, AccountId), Amount>,
+    /// How calls that were left early stand, by key.
+    hours: HashMap<KeyDigest, Hour>,
+}
+
+struct InPool {
+    pool: Pool,
+    account: AccountId,
+    amount: Amount,
+    /// Once it is placed.
+    placed: Option<Arc<OpenHold>>,
+}
+
+/// What Redis is to be told of an end.
+enum End {
+    Settled(Arc<Settled>, Pool),
+    Void(AccountId, HoldId, Pool),
+}
+
+/// What is left of pools whose Redis is gone.
+pub type Claims = Vec<(AccountId, Amount)>;
+
+/// How an attempt in a pool ended.
+enum Tried {
+    Placed(Ticket),
+    Denied(Deny),
+    /// Redis does not help: with money of this node.
+    Elsewhere,
+}
+
+impl Fleet {
+    /// A store in pools, with `local` beside it. At most `open_max` holds are open. Its ends go out as long as
+    /// [`Ends::run`] does.
+    #[must_use]
+    pub fn new(
+        redis: Redis,
+        local: Arc<Embedded>,
+        journal: Journal,
+        bank: Arc<dyn Bank>,
+        boot: i64,
+        open_max: usize,
+    ) -> (Self, Ends) {
+        let (ending, ends) = mpsc::channel(open_max.saturating_add(VOIDS_MAX));
+        let state = State { epochs: vec![0; usize::from(SHARDS)], ..State::default() };
+        let inner = Arc::new(Inner {
+            redis,
+            local,
+            journal,
+            bank,
+            boot,
+            state: Mutex::new(state),
+            open: AtomicUsize::new(0),
+            open_max,
+            abandoned: ArrayQueue::new(open_max.max(1)),
+            ending,
+            unended: AtomicUsize::new(0),
+            given_up: AtomicBool::new(false),
+        });
+        (Self { inner: Arc::clone(&inner) }, Ends { inner, ends })
+    }
+
+    /// From now on nothing begins in an earlier epoch of this shard.
+    pub fn set_epoch(&self, shard: u16, epoch: i64) {
+        let mut state = self.inner.lock();
+        if let Some(known) = state.epochs.get_mut(usize::from(shard)) {
+            *known = (*known).max(epoch);
+        }
+    }
+
+    /// The shard's epoch as this node knows it; 0: not at all.
+    #[must_use]
+    pub fn epoch(&self, shard: u16) -> i64 {
+        self.inner.lock().epoch(shard)
+    }
+
+    /// What this node may still spend of each of these pools: holds that it forwards or may yet forward, and charges
+    /// that are not known to be booked. Nothing begins in them any more, or they are not in the answer.
+    #[must_use]
+    pub fn claims(&self, pools: &[Pool]) -> Vec<(Pool, Claims)> {
+        let state = self.inner.lock();
+        let over = pools.iter().filter(|pool| pool.epoch < state.epoch(pool.shard));
+        let mut sums: HashMap<Pool, HashMap<AccountId, Amount>> =
+            over.map(|pool| (*pool, HashMap::new())).collect();
+        let held = state.holds.values().map(|hold| (hold.pool, hold.account, hold.amount));
+        let charged = state.unbooked.iter().map(|((pool, account), sum)| (*pool, *account, *sum));
+        for (pool, account, amount) in held.chain(charged) {
+            if let Some(accounts) = sums.get_mut(&pool) {
+                let sum = accounts.entry(account).or_default();
+                *sum = sum.checked_add(amount).unwrap_or(Amount::MAX);
+            }
+        }
+        sums.into_iter().map(|(pool, accounts)| (pool, accounts.into_iter().collect())).collect()
+    }
+
+    /// The ledger has these.
+    pub fn booked(&self, batch: &[Settled]) {
+        let mut state = self.inner.lock();
+        for settled in batch {
+            let Some(pool) = settled.pool else { continue };
+            let charged = settled.settlement().charged();
+            if let Entry::Occupied(mut sum) = state.unbooked.entry((pool, settled.account())) {
+                *sum.get_mut() = sum.get().less(charged);
+                if *sum.get() == Amount::ZERO {
+                    sum.remove();
+                }
+            }
+        }
+    }
+
+    /// The boot is over, or an operator said that it is lost: nothing is admitted any more.
+    pub fn give_up(&self) {
+        self.inner.given_up.store(true, Ordering::Release);
+    }
+
+    /// Says to Redis which calls still run, and what they have cost. Never more than one command for 128 of them.
+    pub async fn touch_all(&self) {
+        let mut pools: HashMap<Pool, Vec<Touch>> = HashMap::new();
+        for hold in self.inner.lock().holds.values() {
+            if let Some(placed) = &hold.placed {
+                let touch = Touch { hold: placed.id(), cost: placed.cost_so_far() };
+                pools.entry(hold.pool).or_default().push(touch);
+            }
+        }
+        for (pool, touches) in pools {
+            match self.inner.redis.touch(pool, &touches, LIFETIME).await {
+                Ok(closed) => {
+                    for hold in closed {
+                        // Its end may be on its way. One that was ended by others is charged late, at its own end.
+                        tracing::debug!(%hold, "a hold that still runs here has ended in redis");
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, shard = pool.shard, "redis cannot be told which calls run");
+                }
+            }
+        }
+    }
+
+    /// Settles the holds of requests that were dropped, in pools and here.
+    pub fn sweep(&self) {
+        self.inner.local.sweep();
+        self.inner.sweep();
+    }
+
+    /// Whether Redis has every end.
+    #[must_use]
+    pub fn has_told_all(&self) -> bool {
+        self.inner.unended.load(Ordering::Acquire) == 0
+    }
+}
+
+#[async_trait]
+impl Holds for Fleet {
+    async fn admit(&self, admit: Admit) -> Result<Ticket, Deny> {
+        let inner = &self.inner;
+        inner.sweep();
+        if !inner.journal.is_writable() || inner.given_up.load(Ordering::Acquire) {
+            return Err(Deny::Unavailable);
+        }
+        if inner.journal.unposted() > UNBOOKED_MAX || !inner.take_place() {
+            return Err(Deny::Overloaded);
+        }
+        match Box::pin(inner.admit_in_pool(&admit)).await {
+            Tried::Placed(ticket) => return Ok(ticket),
+            Tried::Denied(deny) => {
+                inner.leave_place();
+                return Err(deny);
+            }
+            Tried::Elsewhere => inner.leave_place(),
+        }
+        let (account, amount) = (admit.account, admit.amount);
+        // The id may be in Redis by now.
+        let placed = inner.local.admit(Admit { hold: entropy::hold_id(), ..admit }).await;
+        match placed {
+            Ok(_) => inner.bank.spent_here(account, amount),
+            // Others may have it.
+            Err(Deny::Funds { .. }) => return Err(Deny::Unavailable),
+            Err(_) => {}
+        }
+        placed
+    }
+
+    fn touch(&self, ticket: &Ticket, cost: Amount) {
+        self.inner.journal.progress(&ticket.hold, cost);
+    }
+
+    async fn settle(&self, mut ticket: Ticket, charge: Charge) -> Settlement {
+        let inner = &self.inner;
+        if ticket.hold.hold.pool.is_none() {
+            return inner.local.settle(ticket, charge).await;
+        }
+        ticket.on_drop = None;
+        let hold = Arc::clone(&ticket.hold);
+        let mut settled = inner.price(&hold, &charge);
+        if settled.settlement().shortfall.is_positive() {
+            inner.take_excess(&mut settled).await;
+        }
+        let settled = inner.close(&hold, settled);
+        let settlement = settled.settlement();
+        if let Err(error) = inner.journal.settle(settled.as_ref().clone()).await {
+            tracing::error!(%error, hold = %hold.id(), "a charge waits for the disk");
+        }
+        inner.end(End::Settled(settled, inner.pool_of(&hold)));
+        settlement
+    }
+
+    fn available(&self, account: AccountId) -> Amount {
+        self.inner.local.available(account)
+    }
+
+    fn open_holds(&self) -> usize {
+        self.inner.open.load(Ordering::Acquire) + self.inner.local.open_holds()
+    }
+
+    fn trouble(&self) -> Option<&'static str> {
+        let inner = &self.inner;
+        if !inner.journal.is_writable() {
+            return Some("the journal cannot be written");
+        }
+        if inner.given_up.load(Ordering::Acquire) {
+            return Some("the ledger has given this node's boot up: it has to be started anew");
+        }
+        (inner.journal.unposted() > UNBOOKED_MAX).then_some("the ledger lags too far behind")
+    }
+}
+
+impl State {
+    fn epoch(&self, shard: u16) -> i64 {
+        self.epochs.get(usize::from(shard)).copied().unwrap_or_default()
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_place(&self) -> bool {
+        let more = |open| (open < self.open_max).then_some(open + 1);
+        self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    fn leave_place(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {
+        let shard = shard_of(admit.account);
+        let mut id = admit.hold;
+        for _ in 0..TRIES_MAX {
+            let Some(pool) = self.begin(id, admit, shard) else {
+                if !self.redis.is_shard_open(shard) && self.bank.renew(shard).await {
+                    continue;
+                }
+                return Tried::Elsewhere;
+            };
+            let asked = Asked { inner: self, id, account: admit.account, pool, answered: false };
+            let hold = hold_of(id, admit, pool);
+            let admission = Admission {
+                hold: &hold,
+                pool,
+                boot: self.boot,
+                models: &admit.models,
+                scopes: &admit.scopes,
+                tokens: admit.tokens,
+                lifetime: LIFETIME,
+            };
+            match self.redis.admit(&admission).await {
+                Ok(admitted) => {
+                    self.bank.spent(admit.account, admit.amount, admitted.available);
+                    return self.write_down(asked, hold, admitted.standings).await;
+                }
+                // Dropped, so it is voided.
+                Err(RedisDeny::TimedOut) => return Tried::Elsewhere,
+                Err(deny) => {
+                    asked.denied();
+                    if let Some(tried) = self.give_in(admit, shard, deny).await {
+                        return tried;
+                    }
+                }
+            }
+            // Each is a hold of its own: an id never comes twice.
+            id = entropy::hold_id();
+        }
+        // The money was taken by others each time before this call came back for it.
+        Tried::Denied(Deny::Overloaded)
+    }
+
+    /// What a denial means for the call; `None`: it is to ask again.
+    async fn give_in(&self, admit: &Admit, shard: u16, deny: RedisDeny) -> Option<Tried> {
+        let again = match deny {
+            RedisDeny::Funds { available } => match self.bank.refill(admit.account, admit.amount).await {
+                Refill::More => true,
+                Refill::Nothing { available: everywhere } => {
+                    let available = available.max(everywhere);
+                    return Some(Tried::Denied(Deny::Funds { available }));
+                }
+                Refill::Unknown => false,
+            },
+            RedisDeny::Stale(_) => self.bank.renew(shard).await,
+            RedisDeny::BudgetUnknown(unknown) => {
+                if !self.bank.restore(admit.account, &unknown).await {
+                    return Some(Tried::Denied(Deny::Unavailable));
+                }
+                true
+            }
+            RedisDeny::Limited { scope, over } => {
+                return Some(Tried::Denied(Deny::Limited { scope, over }));
+            }
+            RedisDeny::Revoked => return Some(Tried::Denied(Deny::Revoked)),
+            RedisDeny::Closed => true,
+            RedisDeny::TimedOut => false,
+            RedisDeny::Unavailable(error) => {
+                tracing::debug!(%error, "a hold could not be placed in redis");
+                false
+            }
+        };
+        (!again).then_some(Tried::Elsewhere)
+    }
+
+    /// Notes that a hold may be in a pool soon; `None`: nobody knows the pool.
+    fn begin(&self, id: HoldId, admit: &Admit, shard: u16) -> Option<Pool> {
+        let mut state = self.lock();
+        let epoch = state.epoch(shard);
+        if epoch == 0 {
+            return None;
+        }
+        let pool = Pool { shard, epoch };
+        let hold = InPool { pool, account: admit.account, amount: admit.amount, placed: None };
+        state.holds.insert(id.0, hold);
+        Some(pool)
+    }
+
+    /// The hold is placed: now the journal. Whoever drops this on the way gives the hold back.
+    async fn write_down(
+        self: &Arc<Self>,
+        mut asked: Asked<'_>,
+        hold: Hold,
+        standing: filters::purse::Standings,
+    ) -> Tried {
+        let hold = Arc::new(OpenHold::new(hold));
+        asked.answered = true;
+        if let Some(known) = self.lock().holds.get_mut(&hold.hold.id) {
+            known.placed = Some(Arc::clone(&hold));
+        }
+        let abandon: Arc<dyn Abandon> = Arc::<Self>::clone(self);
+        let mut ticket = Ticket { standing, hold: Arc::clone(&hold), on_drop: Some(abandon) };
+        if self.journal.hold(Arc::clone(&hold)).await.is_err() {
+            ticket.on_drop = None;
+            self.lock().holds.remove(&hold.hold.id);
+            self.end(End::Void(hold.account(), hold.id(), asked.pool));
+            return Tried::Denied(Deny::Unavailable);
+        }
+        Tried::Placed(ticket)
+    }
+
+    /// What the call is charged, as far as its hold reaches.
+    fn price(&self, hold: &OpenHold, charge: &Charge) -> Settled {
+        let (mut cost, mut abandoned) = (charge.cost, Amount::ZERO);
+        let second = u64::try_from(clock::unix_ms() / 1000).unwrap_or_default();
+        let mut state = self.lock();
+        if let Some(left) = charge.left {
+            let hour = state.hours.entry(KeyDigest(hold.hold.key)).or_default();
+            if hour.forgive(second, left.provider_cost, left.allowance) {
+                abandoned = left.provider_cost;
+            } else {
+                cost = left.cost;
+            }
+        }
+        if cost.is_positive() {
+            state.hours.entry(KeyDigest(hold.hold.key)).or_default().spend(second, cost);
+        }
+        drop(state);
+        charge.record(&hold.hold, &settle(hold.amount(), cost, Amount::ZERO), abandoned)
+    }
+
+    /// The call cost more than its hold: whatever the pool has of it is taken, before anybody writes that down. When
+    /// Redis does not answer, it is a shortfall.
+    async fn take_excess(&self, settled: &mut Settled) {
+        let Some(pool) = settled.pool else { return };
+        match self.redis.settle(pool, settled).await {
+            Ok(Ended::Now(parts) | Ended::Before(parts)) if parts.held == settled.settlement().held => {
+                settled.parts = Settled::parts_of(&parts);
+            }
+            Ok(Ended::Now(_) | Ended::Before(_) | Ended::Reaped | Ended::Unknown) => {}
+            Err(error) => {
+                tracing::warn!(%error, "what a call cost above its hold is not taken: redis is away");
+            }
+        }
+    }
+
+    /// From the open holds to the charges that are not booked, with nothing in between.
+    fn close(&self, hold: &OpenHold, settled: Settled) -> Arc<Settled> {
+        let mut state = self.lock();
+        state.holds.remove(&hold.hold.id);
+        let charged = settled.settlement().charged();
+        if let Some(pool) = settled.pool.filter(|_| charged.is_positive()) {
+            let sum = state.unbooked.entry((pool, settled.account())).or_default();
+            *sum = sum.checked_add(charged).unwrap_or(Amount::MAX);
+        }
+        drop(state);
+        self.leave_place();
+        Arc::new(settled)
+    }
+
+    fn pool_of(&self, hold: &OpenHold) -> Pool {
+        hold.hold.pool.unwrap_or_else(|| Pool { shard: shard_of(hold.account()), epoch: 0 })
+    }
+
+    fn end(&self, end: End) {
+        self.unended.fetch_add(1, Ordering::AcqRel);
+        if let Err(error) = self.ending.try_send(end) {
+            // The journal and the ledger know. Its money is set aside in Redis until this boot is over.
+            self.unended.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(%error, "redis is not told of the end of a hold");
+        }
+    }
+
+    fn sweep(&self) {
+        while let Some(hold) = self.abandoned.pop() {
+            let used = filters::meter::Used { estimated: true, ..Default::default() };
+            let settled = self.price(&hold, &Charge { cost: hold.cost_so_far(), used, ..Charge::default() });
+            let settled = self.close(&hold, settled);
+            self.journal.settle_unattended(settled.as_ref().clone());
+            self.end(End::Settled(settled, self.pool_of(&hold)));
+        }
+    }
+}
+
+impl Abandon for Inner {
+    fn abandon(&self, hold: &Arc<OpenHold>) {
+        // Its place is free: every open hold has one.
+        let _full = self.abandoned.push(Arc::clone(hold));
+    }
+}
+
+/// An admission that was sent. Whoever drops it before it is answered will never use an answer: it is voided.
+struct Asked<'a> {
+    inner: &'a Arc<Inner>,
+    id: HoldId,
+    account: AccountId,
+    pool: Pool,
+    answered: bool,
+}
+
+impl Asked<'_> {
+    /// It was not placed.
+    fn denied(mut self) {
+        self.answered = true;
+        self.inner.lock().holds.remove(&self.id.0);
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.inner.lock().holds.remove(&self.id.0);
+            self.inner.end(End::Void(self.account, self.id, self.pool));
+        }
+    }
+}
+
+fn hold_of(id: HoldId, admit: &Admit, pool: Pool) -> Hold {
+    Hold {
+        id: id.0,
+        account: admit.account.0,
+        amount: admit.amount.nano(),
+        at_ms: clock::unix_ms(),
+        request: admit.request.clone(),
+        model: admit.models.first().cloned().unwrap_or_default(),
+        key: admit.key.0,
+        price_version: admit.price_version,
+        pool: Some(pool),
+    }
+}
+
+/// Tells Redis of ends.
+pub struct Ends {
+    inner: Arc<Inner>,
+    ends: mpsc::Receiver<End>,
+}
+
+impl Ends {
+    /// Tells them, until the store is gone. One that Redis does not take is told again; what it does not know, or
+    /// belongs to an epoch that is over, needs no telling.
+    pub async fn run(mut self) {
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                Some(()) = under_way.next(), if !under_way.is_empty() => {
+                    self.inner.unended.fetch_sub(1, Ordering::AcqRel);
+                }
+                end = self.ends.recv(), if under_way.len() < ENDING_AT_ONCE => match end {
+                    Some(end) => under_way.push(tell(Arc::clone(&self.inner), end)),
+                    None => break,
+                },
+            }
+        }
+    }
+}
+
+async fn tell(inner: Arc<Inner>, end: End) {
+    loop {
+        let (pool, told) = match &end {
+            End::Settled(settled, pool) => (*pool, inner.redis.settle(*pool, settled).await),
+            End::Void(account, hold, pool) => (*pool, inner.redis.void(*account, *pool, *hold).await),
+        };
+        match told {
+            Ok(_) | Err(RedisError::Stale(_) | RedisError::NoSuch) => return,
+            Err(RedisError::Refused(error)) => {
+                tracing::error!(error, shard = pool.shard, "redis refuses the end of a hold");
+            }
+            Err(error) => tracing::debug!(%error, shard = pool.shard, "redis cannot be told of an end"),
+        }
+        if pool.epoch < inner.lock().epoch(pool.shard) {
+            return;
+        }
+        tokio::time::sleep(END_AGAIN).await;
+    }
+}

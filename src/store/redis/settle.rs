@@ -1,0 +1,219 @@
+//! How holds end, and how they are kept until then.
+
+use std::time::Duration;
+
+use filters::ids::{AccountId, HoldId};
+use filters::money::{Amount, Settlement};
+
+use super::admit::hold_name;
+use super::node::Lane;
+use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
+use crate::journal::record::{self, Record};
+use crate::journal::{Hold, Pool, Settled};
+
+/// Holds that one command touches, at most.
+const TOUCHES_MAX: usize = 128;
+
+/// What became of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It ended now, with these parts.
+    Now(Settlement),
+    /// It had ended before, with these; all zeros when it was ended before it came.
+    Before(Settlement),
+    /// It was reaped before: the ledger gets this end by the journal alone.
+    Reaped,
+    /// Nobody knows it. It will not be placed any more.
+    Unknown,
+}
+
+/// How far a call has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    pub hold: HoldId,
+    /// What it has cost so far.
+    pub cost: Amount,
+}
+
+/// A hold that nobody has touched for its lifetime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    pub hold: Hold,
+    /// Of the node that placed it.
+    pub boot: i64,
+    /// What its call had cost when it was last touched.
+    pub cost: Amount,
+}
+
+impl Redis {
+    /// Ends a hold at what its call cost: all parts of `settled` but the hold and what was released. Captures,
+    /// takes of an excess what is there, corrects the limits and puts the record into the outbox, with the parts
+    /// that it answers.
+    ///
+    /// # Errors
+    /// [`RedisError`]. After a lost answer it may be sent again.
+    pub async fn settle(&self, pool: Pool, settled: &Settled) -> Result<Ended, RedisError> {
+        let Settlement { held: _, captured, released: _, excess, shortfall } = settled.settlement();
+        let cost = [captured, excess, shortfall]
+            .into_iter()
+            .fold(Amount::ZERO, |sum, part| sum.checked_add(part).unwrap_or(Amount::MAX));
+        let usage = settled.usage();
+        let tokens = usage.prompt().saturating_add(usage.output);
+        let end = End {
+            account: settled.account(),
+            hold: settled.id,
+            cost,
+            model: &settled.model,
+            tokens: Some(tokens),
+            record: Some(settled),
+        };
+        self.end(Lane::Request, pool, &end).await
+    }
+
+    /// Ends a hold at nothing, without a record for the ledger. One that has not come yet will not be placed.
+    ///
+    /// # Errors
+    /// [`RedisError`]. After a lost answer it may be sent again.
+    pub async fn void(&self, account: AccountId, pool: Pool, hold: HoldId) -> Result<Ended, RedisError> {
+        let end = End { account, hold: hold.0, cost: Amount::ZERO, model: "", tokens: Some(0), record: None };
+        self.end(Lane::Background, pool, &end).await
+    }
+
+    /// Ends the holds of a shard that nobody has touched for their lifetime, `limit` at most, and tells the ledger by
+    /// the outbox. Nothing of them is free again in Redis: all of it counts as captured, since the node that is gone
+    /// may have spent more than it said, and the ledger alone can know. Answers which.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn reap(&self, pool: Pool, limit: u32) -> Result<Vec<HoldId>, RedisError> {
+        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes()];
+        let answer = self.verb(Lane::Background, pool.shard, "reap", &args).await?.good()?;
+        holds(answer)
+    }
+
+    /// Holds of a shard past their deadline, `limit` at most. Unless they end they come again `again` later, so
+    /// that what may not be ended yet stands in nobody's way.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn overdue(&self, pool: Pool, limit: u32, again: Duration) -> Result<Vec<Overdue>, RedisError> {
+        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes(), millis(again)];
+        let mut answer = self.verb(Lane::Background, pool.shard, "overdue", &args).await?.good()?;
+        let mut found = vec![];
+        while !answer.is_empty() {
+            let (id, boot, cost) = (answer.text()?, answer.number()?, answer.amount()?);
+            match record::decode(&answer.bytes()?) {
+                Ok((Record::PooledHold(_, hold), _)) => found.push(Overdue { hold, boot, cost }),
+                // Only we write it; it stays until the epoch ends.
+                Ok(_) | Err(_) => tracing::error!(hold = %id, "the record of a hold in redis is damaged"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Ends the hold of a node that is gone, at what the ledger has booked for it; what it held above that is free
+    /// again. Its tokens count as reserved. The ledger is not told again.
+    ///
+    /// # Errors
+    /// [`RedisError`]. After a lost answer it may be sent again.
+    pub async fn end_overdue(
+        &self,
+        pool: Pool,
+        overdue: &Overdue,
+        charged: Amount,
+    ) -> Result<Ended, RedisError> {
+        let Overdue { hold, .. } = overdue;
+        let account = AccountId(hold.account);
+        let end =
+            End { account, hold: hold.id, cost: charged, model: &hold.model, tokens: None, record: None };
+        self.end(Lane::Background, pool, &end).await
+    }
+
+    /// Says that calls of one shard still run, and what they have cost so far. Answers those whose hold has ended:
+    /// their calls must end too.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn touch(
+        &self,
+        pool: Pool,
+        touches: &[Touch],
+        lifetime: Duration,
+    ) -> Result<Vec<HoldId>, RedisError> {
+        let mut closed = vec![];
+        for batch in touches.chunks(TOUCHES_MAX) {
+            let mut args = vec![pool.epoch.to_string().into_bytes(), millis(lifetime)];
+            for Touch { hold, cost } in batch {
+                args.push(hold_name(hold.0));
+                args.push(money((*cost).clamp(Amount::ZERO, AMOUNT_MAX)).unwrap_or_default());
+            }
+            let answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
+            closed.extend(holds(answer)?);
+        }
+        Ok(closed)
+    }
+
+    async fn end(&self, lane: Lane, pool: Pool, end: &End<'_>) -> Result<Ended, RedisError> {
+        if pool.shard != shard_of(end.account) {
+            return Err(RedisError::NoSuch);
+        }
+        // What no pool can hold is missing anyhow.
+        let cost = end.cost.clamp(Amount::ZERO, AMOUNT_MAX);
+        let mut bytes = vec![];
+        if let Some(settled) = end.record {
+            let settled = Settled { pool: Some(pool), ..settled.clone() };
+            record::encode(&Record::of_settled(settled), &mut bytes).map_err(|_| RedisError::NoSuch)?;
+        }
+        let args = [
+            pool.epoch.to_string().into_bytes(),
+            hold_name(end.hold),
+            money(cost).ok_or(RedisError::NoSuch)?,
+            end.model.as_bytes().to_vec(),
+            end.tokens.map(|tokens| tokens.min(1 << 48).to_string().into_bytes()).unwrap_or_default(),
+            bytes,
+        ];
+        let mut answer = self.verb(lane, pool.shard, "settle", &args).await?;
+        match answer.word.as_str() {
+            "UNKNOWN" => Ok(Ended::Unknown),
+            "OK" => {
+                let mut settlement = parts(&answer.text()?)?;
+                let more = end.cost.less(cost);
+                settlement.shortfall = settlement.shortfall.checked_add(more).unwrap_or(Amount::MAX);
+                Ok(Ended::Now(settlement))
+            }
+            "REAPED" => Ok(Ended::Reaped),
+            "CLOSED" => Ok(Ended::Before(parts(&answer.text()?)?)),
+            "STALE" => Err(RedisError::Stale(answer.fence()?)),
+            _ => Err(RedisError::Unreadable),
+        }
+    }
+}
+
+struct End<'a> {
+    account: AccountId,
+    hold: u128,
+    cost: Amount,
+    model: &'a str,
+    /// `None`: as many as were reserved.
+    tokens: Option<u64>,
+    record: Option<&'a Settled>,
+}
+
+/// All parts, from the three that Lua can know without computing: held, cost and shortfall.
+pub(super) fn parts(text: &str) -> Result<Settlement, RedisError> {
+    let mut numbers = text.split(' ').map(|number| number.parse().map(Amount::from_nano));
+    let mut next = || numbers.next().and_then(Result::ok).ok_or(RedisError::Unreadable);
+    let (held, cost, shortfall) = (next()?, next()?, next()?);
+    let captured = held.min(cost);
+    let excess = cost.less(captured).less(shortfall);
+    Ok(Settlement { held, captured, released: held.less(captured), excess, shortfall })
+}
+
+fn holds(mut answer: Answer) -> Result<Vec<HoldId>, RedisError> {
+    let mut holds = vec![];
+    while !answer.is_empty() {
+        let id = u128::from_str_radix(&answer.text()?, 16).map_err(|_| RedisError::Unreadable)?;
+        holds.push(HoldId(id));
+    }
+    Ok(holds)
+}
