@@ -38,7 +38,7 @@ pub use audit::{Drift, Parts, PoolSeen, Where};
 pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot};
 pub use leases::{Leased, Wanted};
 pub use migrate::Migrated;
-pub use reaped::{Reaped, Settling};
+pub use reaped::Reaped;
 
 /// How long a connection may take to stand, and a caller may wait for one.
 const CONNECT_MAX: Duration = Duration::from_secs(2);

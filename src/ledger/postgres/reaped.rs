@@ -36,14 +36,6 @@ pub struct Reaped {
     pub checkpoint: Amount,
 }
 
-/// How a hold was booked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settling {
-    pub hold: HoldId,
-    /// What of it was charged or set aside.
-    pub taken: Amount,
-}
-
 impl Postgres {
     /// Books holds that the reaper took; one that is booked already is passed over. Answers how many were new.
     ///
@@ -78,27 +70,6 @@ impl Postgres {
             let rows = t.query(open, &[&boot, &holds]).await?;
             restore(t, &rows).await
         })
-    }
-
-    /// How holds were booked; one that was not is not in the answer. For holds of boots that are over, which Redis ends at
-    /// what is said here and gives back the rest by itself. Never for one that was told to [`Self::post_reaped`]: of that
-    /// Redis captures all, and what it did not cost is given back here.
-    ///
-    /// # Errors
-    /// [`LedgerError`] when the books cannot be read.
-    pub fn settlings(&self, holds: &[HoldId]) -> Result<Vec<Settling>, LedgerError> {
-        let holds: Vec<Hold> = holds.iter().map(|hold| hold.to_bytes()).collect();
-        let holds: Vec<&[u8]> = holds.iter().map(<[u8; 16]>::as_slice).collect();
-        let rows = self.within(async |t| {
-            let booked = "SELECT s.hold, s.captured + s.suspended FROM unnest($1::bytea[]) AS h (hold)
-                          JOIN settlement s ON s.hold = h.hold AND s.day = hold_day(h.hold)";
-            Ok(t.query(booked, &[&holds]).await?)
-        })?;
-        let settling = |row: &tokio_postgres::Row| {
-            let hold = HoldId::from_bytes(hold_of(row.try_get(0)?)?);
-            Ok(Settling { hold, taken: Amount::from_nano(row.try_get(1)?) })
-        };
-        rows.iter().map(settling).collect()
     }
 
     /// An operator gives money back that was set aside for lost boots, once per `reference`. Answers whether it was new.

@@ -2,7 +2,7 @@
 
 use filters::ids::AccountId;
 use tollgate::journal::{Hold, Pool};
-use tollgate::ledger::postgres::{Drift, PoolSeen, Reaped, Settling};
+use tollgate::ledger::postgres::{Drift, PoolSeen, Reaped};
 use tollgate::ledger::{Ledger as _, LedgerError, Postgres};
 
 use super::super::support::postgres::{Database, database};
@@ -102,12 +102,6 @@ fn what_a_hold_had_not_cost_when_it_was_reaped_waits_for_its_end() {
         let mut scene = scene();
         scene.reap();
         assert_eq!(scene.balance(), (600, 100), "300 are in suspense");
-        let booked = scene.ledger.settlings(&[hold(1), hold(2)]).unwrap();
-        assert_eq!(
-            booked,
-            [Settling { hold: hold(1), taken: nano(400) }],
-            "Redis may give back nothing of it"
-        );
         assert_eq!(scene.ledger.reaped(scene.boot).unwrap(), [hold(1)]);
         scene.end(cost);
         let charged = cost.max(100);
