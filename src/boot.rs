@@ -18,15 +18,15 @@ use filters::ids::AccountId;
 use filters::meter::Used;
 use filters::money::{Amount, settle};
 
-use crate::clock;
 use crate::config::checked::{self, Account, Config, Store};
 use crate::fleet;
 use crate::journal::{self, Hold, Journal, Posting, Replayed, Settled, Threads};
 use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
-use crate::ledger::{Ledger, Sqlite};
+use crate::ledger::{Ledger, Postgres, Sqlite};
 use crate::pool::keys::{KeyTable, digest, hint};
 use crate::store::{self, Embedded, Holds};
+use crate::{clock, entropy};
 
 /// How long a node waits for Redis before it serves without.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
@@ -113,7 +113,12 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
     let mut ledger = Sqlite::open(&file).context("cannot open the ledger")?;
     let journals = config.data.join("journal");
     recover(&mut ledger, &journals, true)?;
-    let begun = begin(&mut ledger, config, &journals)?;
+    let boot = ledger.begin_boot(clock::unix_ms())?;
+    for account in &config.accounts {
+        bootstrap(&mut ledger, account)?;
+    }
+    ledger.snapshot(clock::unix_ms())?;
+    let begun = begin(boot, config, &journals)?;
     let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(begun.boot)?;
@@ -125,25 +130,75 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
     begun.with(keys, store, holds, (Box::new(ledger), reader), None, locks)
 }
 
-/// As one node of many.
+/// As one node of many. A node whose ledger does not answer starts with what it has kept, serves what is free, and is
+/// told of in the ledger as soon as that answers: until then it is leased nothing, so it can spend nothing.
 fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::Result<Booted> {
     let (servers, runtime) = fleet::connect(servers)?;
-    let mut ledger = servers.ledger.clone();
-    ledger.check_version().context("store.postgres")?;
+    let ledger = servers.ledger.clone();
     let journals = config.data.join("journal");
-    recover(&mut ledger, &journals, false)?;
-    let begun = begin(&mut ledger, config, &journals)?;
+    let boot = entropy::boot();
+    let registration = Registration { boot, accounts: config.accounts.clone(), journals: journals.clone() };
+    let is_registered = match registration.register(&ledger) {
+        Ok(()) => true,
+        Err(error) if is_unreachable(&error) => {
+            tracing::error!(
+                "{error:#}: this node serves what is free, with the keys and the catalogue of its last run"
+            );
+            false
+        }
+        Err(error) => return Err(error.context("store.postgres")),
+    };
     let keys = fleet::keys::first(&ledger, &config.data).context("store.postgres")?;
+    let begun = begin(boot, config, &journals)?;
     let open_max = config.bounds.open_holds_max;
     let store = Arc::new(Embedded::new(vec![], begun.journal.clone(), open_max));
     let local = Arc::clone(&store);
-    let node = fleet::Node::start(servers, runtime, begun.boot, local, begun.journal.clone(), open_max);
-    if !node.wait_for_redis(REDIS_PATIENCE) {
+    let later = (!is_registered).then_some(registration);
+    let node = fleet::Node::start(servers, runtime, boot, local, begun.journal.clone(), open_max, later);
+    if is_registered && !node.wait_for_redis(REDIS_PATIENCE) {
         tracing::warn!("redis does not answer: calls go on with what this node has of its own until it does");
     }
     let holds: Arc<dyn Holds> = Arc::<store::fleet::Fleet>::clone(&node.store);
     let reader = Box::new(ledger.clone());
     begun.with(keys, store, holds, (Box::new(ledger), reader), Some(Arc::new(node)), locks)
+}
+
+/// What a fleet's ledger has to know before a node may spend.
+#[derive(Clone)]
+pub struct Registration {
+    boot: i64,
+    accounts: Vec<Account>,
+    journals: PathBuf,
+}
+
+impl Registration {
+    /// Books what dead boots of this folder left, makes this one known, and what the config wants to be there. May be
+    /// done again at any point. Blocks.
+    ///
+    /// # Errors
+    /// When the ledger does not answer or has another schema, or a journal is damaged.
+    pub fn register(&self, ledger: &Postgres) -> anyhow::Result<()> {
+        ledger.check_version()?;
+        let mut ledger = ledger.clone();
+        // One before this may have died before the ledger knew it.
+        for dead in
+            journal::dead_boots(&self.journals).context("cannot read the journals of earlier boots")?
+        {
+            ledger.begin_boot_as(dead.boot, clock::unix_ms())?;
+        }
+        recover(&mut ledger, &self.journals, false)?;
+        ledger.begin_boot_as(self.boot, clock::unix_ms())?;
+        for account in &self.accounts {
+            bootstrap(&mut ledger, account)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether it is only a matter of time.
+#[must_use]
+pub fn is_unreachable(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<LedgerError>(), Some(LedgerError::Unreachable(_)))
 }
 
 /// A boot that has begun: nothing is leased to it yet.
@@ -154,13 +209,8 @@ struct Begun {
     postings: mpsc::Receiver<Posting>,
 }
 
-/// Begins a boot and its journal; makes what the config wants to be there.
-fn begin(ledger: &mut dyn Ledger, config: &Config, journals: &Path) -> anyhow::Result<Begun> {
-    let boot = ledger.begin_boot(clock::unix_ms())?;
-    for account in &config.accounts {
-        bootstrap(ledger, account)?;
-    }
-    ledger.snapshot(clock::unix_ms())?;
+/// Begins the journal of a boot.
+fn begin(boot: i64, config: &Config, journals: &Path) -> anyhow::Result<Begun> {
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
     let (journal, threads) = Journal::start(journals, boot, config.bounds.open_holds_max, postings)
         .context("cannot start the journal")?;

@@ -40,6 +40,13 @@ pub fn hold_id() -> HoldId {
     HoldId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().as_u128())
 }
 
+/// A new number for a boot of a fleet, which no other has: milliseconds since 1970, and twenty random bits.
+#[must_use]
+pub fn boot() -> i64 {
+    let random = with_rng(|rng| i64::from(rng.next_u32() >> 12));
+    (clock::unix_ms() << 20) | random
+}
+
 /// A new request id: milliseconds since 1970 in 12 hexadecimal digits, and 20 random ones. Like holds they sort
 /// by time, so that the ledger's index of them grows at its end and not all over.
 #[must_use]

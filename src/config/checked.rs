@@ -339,7 +339,7 @@ pub struct Timers {
 }
 
 /// An account to make when it is not there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Account {
     pub name: String,
     pub balance: Amount,
@@ -347,7 +347,7 @@ pub struct Account {
     pub settings: AccountSettings,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Key {
     pub secret: Secret,
     pub settings: KeySettings,

@@ -106,6 +106,9 @@ impl Epochs {
 
     /// What the ledger says of all shards. Nothing begins in an epoch before those any more.
     pub(super) async fn known(&self) -> Option<HashMap<u16, Epoch>> {
+        if !self.store.is_registered() {
+            return None;
+        }
         let boot = self.boot;
         match self.servers.ask(move |ledger| ledger.epochs(boot)).await {
             Ok(epochs) => {

@@ -28,6 +28,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::time::MissedTickBehavior;
 
 use crate::books::Fleet;
+use crate::boot::Registration;
 use crate::clock;
 use crate::config::{checked, parse_catalogue};
 use crate::journal::Journal;
@@ -110,7 +111,8 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
 }
 
 impl Node {
-    /// Starts a node's store and its tasks, for a boot whose journal is there already.
+    /// Starts a node's store and its tasks, for a boot whose journal is there already. `later`: the ledger does not know
+    /// it yet.
     #[must_use]
     pub fn start(
         servers: Servers,
@@ -119,6 +121,7 @@ impl Node {
         local: Arc<Embedded>,
         journal: Journal,
         open_max: usize,
+        later: Option<Registration>,
     ) -> Self {
         let (bank, low) = Bank::new(servers.clone(), boot, Arc::clone(&local));
         let bank = Arc::new(bank);
@@ -130,17 +133,15 @@ impl Node {
         let redis = servers.redis.clone();
         runtime.spawn(async move { redis.keep().await });
         runtime.spawn(ends.run());
-        runtime.spawn(Arc::clone(&epochs).follow());
-        runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
-        runtime.spawn(touch(Arc::clone(&store)));
-        runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
-        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), boot));
-        runtime.spawn(outbox::post(servers.clone(), boot));
-        runtime.spawn(keep_house(servers.clone()));
-        runtime.spawn(reconcile::watch(servers.clone()));
-        runtime.spawn(Arc::clone(&bank).fill(low));
-        runtime.spawn(Arc::clone(&bank).keep_tranches());
-        runtime.spawn(Arc::clone(&bank).hear());
+        let tasks = Tasks {
+            servers: servers.clone(),
+            store: Arc::clone(&store),
+            bank: Arc::clone(&bank),
+            epochs: Arc::clone(&epochs),
+            boot,
+        };
+        store.set_registered(later.is_none());
+        runtime.spawn(tasks.start(later, low));
         Self { servers, store, bank, epochs, keys: OnceLock::new(), runtime: Mutex::new(Some(runtime)) }
     }
 
@@ -225,6 +226,63 @@ impl Fleet for Node {
 
     fn balance_changed(&self, account: AccountId) {
         self.bank.forget_poor(account);
+    }
+}
+
+/// What the tasks of a node work on.
+struct Tasks {
+    servers: Servers,
+    store: Arc<fleet::Fleet>,
+    bank: Arc<Bank>,
+    epochs: Arc<Epochs>,
+    boot: i64,
+}
+
+impl Tasks {
+    /// Starts them, once the ledger knows the boot: what nobody has registered is told nothing and given nothing.
+    async fn start(self, later: Option<Registration>, low: bank::Fills) {
+        let Self { servers, store, bank, epochs, boot } = self;
+        let runtime = servers.runtime.clone();
+        if let Some(registration) = later {
+            register(&servers, &registration).await;
+            store.set_registered(true);
+        }
+        runtime.spawn(Arc::clone(&epochs).follow());
+        runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
+        runtime.spawn(touch(Arc::clone(&store)));
+        runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), epochs, boot));
+        runtime.spawn(reaper::reap(servers.clone(), store, boot));
+        runtime.spawn(outbox::post(servers.clone(), boot));
+        runtime.spawn(keep_house(servers.clone()));
+        runtime.spawn(reconcile::watch(servers));
+        runtime.spawn(Arc::clone(&bank).fill(low));
+        runtime.spawn(Arc::clone(&bank).keep_tranches());
+        runtime.spawn(bank.hear());
+    }
+}
+
+/// Tells the ledger of a boot that began without it.
+async fn register(servers: &Servers, registration: &Registration) {
+    let mut tick = every(BEAT);
+    let mut told = String::new();
+    loop {
+        tick.tick().await;
+        let (registration, ledger) = (registration.clone(), servers.ledger.clone());
+        let done = servers.runtime.spawn_blocking(move || registration.register(&ledger)).await;
+        match done {
+            Ok(Ok(())) => {
+                tracing::info!("the ledger answers: this node serves everything from now on");
+                return;
+            }
+            Ok(Err(error)) => {
+                let said = format!("{error:#}");
+                if said != told {
+                    tracing::warn!("this node cannot be made known to the ledger yet: {said}");
+                    told = said;
+                }
+            }
+            Err(error) => tracing::error!(%error, "making this node known to the ledger broke"),
+        }
     }
 }
 

@@ -101,6 +101,8 @@ struct Inner {
     unended: AtomicUsize,
     /// The ledger has given this boot up: its money is somebody else's.
     given_up: AtomicBool,
+    /// The ledger knows this boot.
+    registered: AtomicBool,
 }
 
 #[derive(Default)]
@@ -173,6 +175,7 @@ impl Fleet {
             ending,
             unended: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
+            registered: AtomicBool::new(false),
         });
         (Self { inner: Arc::clone(&inner) }, Ends { inner, ends })
     }
@@ -230,6 +233,17 @@ impl Fleet {
     /// The boot is over, or an operator said that it is lost: nothing is admitted any more.
     pub fn give_up(&self) {
         self.inner.given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether the ledger knows this boot: before that nothing is leased to it, and no epoch is told.
+    pub fn set_registered(&self, registered: bool) {
+        self.inner.registered.store(registered, Ordering::Release);
+    }
+
+    /// Whether the ledger knows this boot.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.inner.registered.load(Ordering::Acquire)
     }
 
     /// Says to Redis which calls still run, and what they have cost. Never more than one command for 128 of them.
@@ -339,6 +353,9 @@ impl Holds for Fleet {
         }
         if inner.given_up.load(Ordering::Acquire) {
             return Some("the ledger has given this node's boot up: it has to be started anew");
+        }
+        if !inner.registered.load(Ordering::Acquire) {
+            return Some("the ledger has not answered since the start: only what is free is served");
         }
         (inner.journal.unposted() > UNBOOKED_MAX).then_some("the ledger lags too far behind")
     }

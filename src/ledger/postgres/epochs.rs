@@ -73,6 +73,16 @@ pub struct Claim {
 }
 
 impl Postgres {
+    /// Begins a boot under a number that its node has drawn, which no other has: a node may begin while nobody can be
+    /// asked for one. Once more is the same.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be written.
+    pub fn begin_boot_as(&self, boot: i64, now_ms: i64) -> Result<(), LedgerError> {
+        let begin = "INSERT INTO boot (id, started_ms, beat_ms) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING";
+        self.within(async |t| Ok(t.execute(begin, &[&boot, &now_ms]).await.map(|_| ())?))
+    }
+
     /// Says that a boot lives.
     ///
     /// # Errors
