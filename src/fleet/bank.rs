@@ -4,9 +4,9 @@
 //! here, for when Redis is away. It goes back when they have stopped, and at once when another node is short of it:
 //! out of memory first, then back to the ledger, then free for all.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::demand::Demand;
 use super::epochs::Epochs;
-use super::{BEAT, Servers, every};
+use super::{BEAT, CALLS_WAIT_MAX, Servers, every};
 use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
 use crate::ledger::postgres::{Leased, Wanted};
@@ -45,6 +45,20 @@ pub(super) struct Bank {
     fills: mpsc::Sender<(AccountId, Amount)>,
     /// By account: one filling at a time, and how many there were.
     turns: Mutex<HashMap<AccountId, Arc<Turn>>>,
+    own: Mutex<HashMap<AccountId, Own>>,
+    /// Pools for which something is leased that may not be in Redis yet.
+    uninstalled: Mutex<HashSet<AccountId>>,
+}
+
+/// This node's own tranche of an account, by sums that only grow: an answer of the ledger that is lost loses no money.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    /// All that ever came into memory, by the ledger's total.
+    granted: Amount,
+    /// All that was ever taken out of memory again, to go back.
+    taken: Amount,
+    /// What of it the ledger is known to have.
+    returned: Amount,
 }
 
 /// Who fills an account's pool.
@@ -53,6 +67,9 @@ struct Turn {
     lock: tokio::sync::Mutex<()>,
     /// How often it was filled.
     filled: AtomicU64,
+    /// The same of this node's own tranche.
+    here: tokio::sync::Mutex<()>,
+    filled_here: AtomicU64,
 }
 
 /// Pools that are low.
@@ -69,6 +86,8 @@ impl Bank {
             epochs: OnceLock::new(),
             fills,
             turns: Mutex::default(),
+            own: Mutex::default(),
+            uninstalled: Mutex::default(),
         };
         (bank, low)
     }
@@ -94,8 +113,13 @@ impl Bank {
         let shard = shard_of(account);
         let epoch = self.epochs.get().map_or(0, |epochs| epochs.of(shard));
         let pool = Pool { shard, epoch };
-        let leased = self.servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
-        self.servers.redis.install(account, pool, leased.total).await?;
+        let leased = self.servers.ask_soon(move |ledger| ledger.lease_pool(account, pool, want)).await?;
+        if let Err(error) = self.servers.redis.install(account, pool, leased.total).await {
+            // It is leased: whoever leases next installs it, and this node does so soon.
+            self.uninstalled().insert(account);
+            return Err(error.into());
+        }
+        self.uninstalled().remove(&account);
         Ok(leased)
     }
 
@@ -117,14 +141,52 @@ impl Bank {
     async fn give_back(&self, account: AccountId) {
         self.demand.no_tranche(account);
         let free = self.local.available(account);
-        if !free.is_positive() || self.local.withdraw(account, free).is_err() {
-            return;
+        if free.is_positive() && self.local.withdraw(account, free).is_ok() {
+            let mut own = self.own();
+            let own = own.entry(account).or_default();
+            own.taken = own.taken.checked_add(free).unwrap_or(Amount::MAX);
         }
+        self.tell_returned(account).await;
+    }
+
+    /// Tells the ledger what is out of memory and may not be back yet; it may be told twice.
+    async fn tell_returned(&self, account: AccountId) {
+        let taken = match self.own().get(&account) {
+            Some(own) if own.returned < own.taken => own.taken,
+            _ => return,
+        };
         let boot = self.boot;
-        let given = self.servers.ask(move |ledger| ledger.clone().give_back(boot, &[(account, free)])).await;
-        if let Err(error) = given {
-            // Nobody knows whether the ledger has it: it stays out until this boot is over.
-            tracing::warn!(%error, %account, "money of this node could not be given back: it is when it has left");
+        match self.servers.ask(move |ledger| ledger.return_local(account, boot, taken)).await {
+            Ok(_) | Err(LedgerError::Stale) => {
+                if let Some(own) = self.own().get_mut(&account) {
+                    own.returned = own.returned.max(taken);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, %account, "money of this node waits to be given back");
+            }
+        }
+    }
+
+    fn uninstalled(&self) -> MutexGuard<'_, HashSet<AccountId>> {
+        self.uninstalled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own(&self) -> MutexGuard<'_, HashMap<AccountId, Own>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what the ledger has leased to this node by now, whoever asked for it.
+    fn take_in(&self, account: AccountId, total: Amount) {
+        let new = {
+            let mut own = self.own();
+            let own = own.entry(account).or_default();
+            let new = total.less(own.granted).max(Amount::ZERO);
+            own.granted = own.granted.max(total);
+            new
+        };
+        if new.is_positive() {
+            self.local.grant(vec![(account, new)]);
         }
     }
 
@@ -155,6 +217,17 @@ impl Bank {
         loop {
             tick.tick().await;
             let (callers, stopped) = self.demand.round();
+            let uninstalled: Vec<AccountId> = self.uninstalled().iter().copied().collect();
+            for account in uninstalled {
+                let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+                if matches!(self.lease(account, nothing).await, Err(LeaseError::Ledger(LedgerError::Stale))) {
+                    // Its pool is of an epoch that is over: what nobody claims of it is free again.
+                    self.uninstalled().remove(&account);
+                }
+            }
+            for account in self.unreturned() {
+                self.tell_returned(account).await;
+            }
             for account in stopped {
                 self.give_back(account).await;
                 self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&account);
@@ -168,6 +241,13 @@ impl Bank {
         }
     }
 
+    /// Accounts whose money is out of memory and not known to be back.
+    fn unreturned(&self) -> Vec<AccountId> {
+        let own = self.own();
+        let waits = own.iter().filter(|(_, own)| own.returned < own.taken);
+        waits.map(|(account, _)| *account).collect()
+    }
+
     async fn lease_local(&self, account: AccountId, want: Amount) {
         let boot = self.boot;
         let leased = self
@@ -177,16 +257,36 @@ impl Bank {
                 let free = ledger.free(account)?;
                 let most = Amount::from_nano(want.nano().min(free.nano() / LOCAL_PART));
                 if !most.is_positive() {
-                    return Ok(Amount::ZERO);
+                    return Ok(None);
                 }
                 let wanted = Wanted { least: Amount::from_nano(1), most };
-                ledger.lease_local(account, boot, wanted).map(|leased| leased.added)
+                ledger.lease_local(account, boot, wanted).map(Some)
             })
             .await;
         match leased {
-            Ok(added) if added.is_positive() => self.local.grant(vec![(account, added)]),
-            Ok(_) => {}
+            Ok(Some(leased)) => self.take_in(account, leased.total),
+            Ok(None) => {}
             Err(error) => tracing::debug!(%error, %account, "no money of its own for this node"),
+        }
+    }
+
+    /// Leases what a call needs that Redis cannot serve now.
+    async fn refill_here_now(&self, account: AccountId, need: Amount) -> Refill {
+        let boot = self.boot;
+        let wanted = Wanted { least: need, most: self.demand.wanted_here(account, need) };
+        let leased = self.servers.ask_soon(move |ledger| ledger.lease_local(account, boot, wanted)).await;
+        match leased {
+            Ok(leased) => {
+                self.take_in(account, leased.total);
+                if leased.added.is_positive() || self.local.available(account) >= need {
+                    return Refill::More;
+                }
+                Refill::Nothing { available: leased.free_left }
+            }
+            Err(error) => {
+                tracing::debug!(%error, %account, "no money of its own for this node");
+                Refill::Unknown
+            }
         }
     }
 
@@ -208,6 +308,13 @@ impl Bank {
         tokio::join!(listen, answer);
     }
 
+    /// Finds out a shard's epoch, as far as a call may wait for it; whoever finds out goes on.
+    async fn renew_soon(&self, epochs: &Arc<Epochs>, shard: u16) -> bool {
+        let epochs = Arc::clone(epochs);
+        let found = self.servers.runtime.spawn(async move { epochs.renew(&[shard]).await });
+        matches!(tokio::time::timeout(CALLS_WAIT_MAX, found).await, Ok(Ok(true)))
+    }
+
     /// An account may have more than before.
     pub(super) fn forget_poor(&self, account: AccountId) {
         self.demand.forget_poor(account);
@@ -221,7 +328,7 @@ impl Bank {
                 Ok(leased) => leased,
                 Err(LeaseError::Ledger(LedgerError::Stale) | LeaseError::Redis(RedisError::Stale(_))) => {
                     let renewed = match self.epochs.get() {
-                        Some(epochs) => epochs.renew(&[shard_of(account)]).await,
+                        Some(epochs) => self.renew_soon(epochs, shard_of(account)).await,
                         None => false,
                     };
                     return if renewed { Refill::More } else { Refill::Unknown };
@@ -273,6 +380,21 @@ impl fleet::Bank for Bank {
         came
     }
 
+    async fn refill_here(&self, account: AccountId, need: Amount) -> Refill {
+        let turn = self.turn(account);
+        let before = turn.filled_here.load(Ordering::Acquire);
+        let _mine = turn.here.lock().await;
+        // Somebody has while this one waited for its turn.
+        if turn.filled_here.load(Ordering::Acquire) != before {
+            return Refill::More;
+        }
+        let came = Box::pin(self.refill_here_now(account, need)).await;
+        if came == Refill::More {
+            turn.filled_here.fetch_add(1, Ordering::AcqRel);
+        }
+        came
+    }
+
     fn spent(&self, account: AccountId, amount: Amount, available: Amount) {
         if let Some(target) = self.demand.spent(account, amount, available)
             && self.fills.try_send((account, target)).is_err()
@@ -287,7 +409,7 @@ impl fleet::Bank for Bank {
 
     async fn renew(&self, shard: u16) -> bool {
         match self.epochs.get() {
-            Some(epochs) => Box::pin(epochs.renew(&[shard])).await,
+            Some(epochs) => self.renew_soon(epochs, shard).await,
             None => false,
         }
     }
@@ -295,7 +417,7 @@ impl fleet::Bank for Bank {
     async fn restore(&self, account: AccountId, unknown: &[UnknownBudget]) -> bool {
         for budget in unknown {
             let (scope, since) = (budget.scope.clone(), budget.begins_ms);
-            let spent = self.servers.ask(move |ledger| {
+            let spent = self.servers.ask_soon(move |ledger| {
                 let (key, model) = match &scope {
                     Scope::Key(key) => (Some(*key), None),
                     Scope::Account => (None, None),

@@ -17,7 +17,7 @@ mod outbox;
 mod reaper;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use filters::ids::AccountId;
@@ -42,6 +42,10 @@ const BEAT: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 /// How long the process that leaves waits for Redis to take the last ends. The journal and the ledger have them.
 const LAST_ENDS: Duration = Duration::from_secs(2);
+/// How long a call waits for the ledger, where it has to ask at all.
+const CALLS_WAIT_MAX: Duration = Duration::from_secs(1);
+/// After the ledger did not answer one, others do not ask for so long.
+const LEDGER_AWAY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The servers that a node shares with others.
@@ -51,6 +55,8 @@ pub struct Servers {
     pub ledger: Postgres,
     prefix: String,
     runtime: Handle,
+    /// Calls do not ask the ledger before this.
+    ledger_away: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The parts of a running node.
@@ -72,6 +78,25 @@ impl Servers {
         let ledger = self.ledger.clone();
         let asked = self.runtime.spawn_blocking(move || what(&ledger)).await;
         asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())))
+    }
+
+    /// As [`Self::ask`], for a call that waits: not for long, and not at all when the ledger has just been away.
+    async fn ask_soon<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&Postgres) -> Result<T, LedgerError> + Send + 'static,
+    ) -> Result<T, LedgerError> {
+        let away = |until: &Option<Instant>| until.is_some_and(|until| clock::now() < until);
+        if away(&self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Err(LedgerError::Unreachable("it was away a moment ago".to_owned()));
+        }
+        let asked = tokio::time::timeout(CALLS_WAIT_MAX, self.ask(what)).await;
+        let answer = asked
+            .unwrap_or_else(|_| Err(LedgerError::Unreachable(format!("no answer in {CALLS_WAIT_MAX:?}"))));
+        if matches!(answer, Err(LedgerError::Unreachable(_))) {
+            let until = clock::now() + LEDGER_AWAY;
+            *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        }
+        answer
     }
 
     /// A channel that all nodes of this fleet hear.
@@ -96,6 +121,7 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
         ledger: Postgres::new(&config.postgres)?,
         prefix: config.redis.prefix.clone(),
         runtime: runtime.handle().clone(),
+        ledger_away: Arc::default(),
     };
     Ok((servers, runtime))
 }
@@ -125,7 +151,7 @@ impl Node {
         runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(touch(Arc::clone(&store)));
         runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
-        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store)));
+        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), Arc::clone(&epochs)));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
         runtime.spawn(Arc::clone(&bank).fill(low));

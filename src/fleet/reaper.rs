@@ -12,13 +12,14 @@ use filters::ids::HoldId;
 use filters::meter::Used;
 use filters::money::{Amount, settle};
 
+use super::epochs::Epochs;
 use super::{Servers, every};
 use crate::clock;
 use crate::journal::{Pool, Settled};
 use crate::ledger::LedgerError;
 use crate::ledger::postgres::BootState;
 use crate::store::fleet::Fleet;
-use crate::store::redis::{Overdue, SHARDS};
+use crate::store::redis::{Overdue, RedisError, SHARDS};
 
 /// How often it is looked for them.
 const LOOK_FOR: Duration = Duration::from_secs(2);
@@ -27,21 +28,33 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 64;
 
-pub(super) async fn reap(servers: Servers, store: Arc<Fleet>) {
+/// Also finds shards that have lost their mark without a call of them that would meet it.
+pub(super) async fn reap(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epochs>) {
     let mut tick = every(LOOK_FOR);
     loop {
         tick.tick().await;
+        let mut stale = vec![];
         let looks = (0..SHARDS).map(|shard| Pool { shard, epoch: store.epoch(shard) });
         let looks = looks.filter(|pool| pool.epoch > 0).map(|pool| {
             let redis = &servers.redis;
-            async move { redis.overdue(pool, AT_ONCE, AGAIN).await.ok().map(|overdue| (pool, overdue)) }
+            async move { (pool, redis.overdue(pool, AT_ONCE, AGAIN).await) }
         });
-        for (pool, overdue) in futures::future::join_all(looks).await.into_iter().flatten() {
-            if !overdue.is_empty()
-                && let Err(error) = end(&servers, pool, overdue).await
-            {
-                tracing::warn!(%error, shard = pool.shard, "holds of a node that is gone cannot be ended yet");
+        for (pool, overdue) in futures::future::join_all(looks).await {
+            match overdue {
+                Ok(overdue) if overdue.is_empty() => {}
+                Ok(overdue) => {
+                    if let Err(error) = end(&servers, pool, overdue).await {
+                        tracing::warn!(%error, shard = pool.shard, "holds of a node that is gone cannot be ended yet");
+                    }
+                }
+                Err(RedisError::Stale(_)) => stale.push(pool.shard),
+                Err(error) => {
+                    tracing::debug!(%error, shard = pool.shard, "a shard's holds cannot be looked at")
+                }
             }
+        }
+        if !stale.is_empty() {
+            epochs.renew(&stale).await;
         }
     }
 }

@@ -38,6 +38,8 @@ pub const LIFETIME: Duration = Duration::from_secs(10);
 /// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
 /// have emptied again before its turn.
 const TRIES_MAX: usize = 16;
+/// The most times that one admission asks for money of this node's own: other calls may take it each time.
+const TRIES_HERE_MAX: usize = 4;
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Ends that are on their way to Redis at once.
@@ -52,6 +54,9 @@ const END_AGAIN: Duration = Duration::from_millis(200);
 pub trait Bank: Send + Sync {
     /// The pool of an account is short of `need`. Answers what came of it.
     async fn refill(&self, account: AccountId, need: Amount) -> Refill;
+
+    /// Redis does not help, and this node's own money of an account is short of `need`. Answers what came of it.
+    async fn refill_here(&self, account: AccountId, need: Amount) -> Refill;
 
     /// A hold was placed, and so much is left in its pool. Must not wait.
     fn spent(&self, account: AccountId, amount: Amount, available: Amount);
@@ -281,16 +286,7 @@ impl Holds for Fleet {
             }
             Tried::Elsewhere => inner.leave_place(),
         }
-        let (account, amount) = (admit.account, admit.amount);
-        // The id may be in Redis by now.
-        let placed = inner.local.admit(Admit { hold: entropy::hold_id(), ..admit }).await;
-        match placed {
-            Ok(_) => inner.bank.spent_here(account, amount),
-            // Others may have it.
-            Err(Deny::Funds { .. }) => return Err(Deny::Unavailable),
-            Err(_) => {}
-        }
-        placed
+        inner.admit_here(admit).await
     }
 
     fn touch(&self, ticket: &Ticket, cost: Amount) {
@@ -397,6 +393,26 @@ impl Inner {
         }
         // The money was taken by others each time before this call came back for it.
         Tried::Denied(Deny::Overloaded)
+    }
+
+    /// With money of this node's own, and with what the ledger has where that is too little.
+    async fn admit_here(&self, admit: Admit) -> Result<Ticket, Deny> {
+        let (account, amount) = (admit.account, admit.amount);
+        for _ in 0..TRIES_HERE_MAX {
+            // The id may be in Redis by now.
+            let placed = self.local.admit(Admit { hold: entropy::hold_id(), ..admit.clone() }).await;
+            match placed {
+                Ok(_) => self.bank.spent_here(account, amount),
+                Err(Deny::Funds { .. }) => match self.bank.refill_here(account, amount).await {
+                    Refill::More => continue,
+                    // Others may have it.
+                    Refill::Nothing { .. } | Refill::Unknown => return Err(Deny::Unavailable),
+                },
+                Err(_) => {}
+            }
+            return placed;
+        }
+        Err(Deny::Unavailable)
     }
 
     /// What a denial means for the call; `None`: it is to ask again.

@@ -40,8 +40,9 @@ const CALLERS: usize = 16;
 const RICH_NANO: i64 = 20_000_000_000;
 /// What a poor account gets before each round: some holds, and a score of calls.
 const POOR_NANO: i64 = 2_000_000;
-/// What 10 and 5 tokens cost.
+/// What 10 and 5 tokens cost, of `gpt-a` and of `gpt-b`.
 const WHOLE_NANO: i64 = 75_000;
+const WHOLE_NANO_MAX: i64 = 150_000;
 /// An account that has so much can place a hold.
 const HOLD_NANO_MAX: i64 = 1_000_000;
 /// After the last fault is mended nothing may be left of it after so long: a hold that nobody touches any more is given
@@ -117,7 +118,8 @@ impl Fault {
 /// How a call went, as its caller saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    Whole,
+    /// With what it costs.
+    Whole(i64),
     /// An error status.
     Failed,
     /// It began and did not end: broken off, an error inside, or its caller left.
@@ -130,12 +132,25 @@ struct Told {
     calls: HashMap<String, Seen>,
     /// What callers saw, by kind.
     kinds: BTreeMap<String, u64>,
+    /// What is broken now.
+    broken: Vec<(Fault, usize)>,
+    /// Nodes that were killed in this round.
+    killed: Vec<SocketAddr>,
 }
 
 /// The load of a round.
 struct Load {
     until: Arc<AtomicBool>,
     callers: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    async fn end(self) {
+        self.until.store(true, Ordering::Release);
+        for caller in self.callers {
+            caller.await.expect("a caller");
+        }
+    }
 }
 
 struct World {
@@ -163,6 +178,7 @@ async fn no_chaos_loses_or_doubles_a_charge() {
     let seed = number("TOLLGATE_SEED").unwrap_or(SEED);
     let mut world = World::new(seed).await;
     let mut slowest = Duration::ZERO;
+    world.warm_up().await;
     for round in 1..=rounds {
         let faults = world.round().await;
         let quiet = world.settle_down(&format!("seed {seed}, round {round}, {faults:?}")).await;
@@ -181,7 +197,8 @@ impl World {
             let database = server.database();
             (server, database)
         });
-        let mocks = vec![upstream(script("{}")).await, upstream(script("{}")).await, upstream(script("{}")).await];
+        let mocks =
+            vec![upstream(script("{}")).await, upstream(script("{}")).await, upstream(script("{}")).await];
         let accounts = block_in_place(|| open_accounts(&database));
         let mut world = Self {
             rng: Pcg64Mcg::new(u128::from(seed) << 1 | 1),
@@ -256,19 +273,26 @@ impl World {
         drawn
     }
 
+    /// Nodes have learnt who calls, and have some money of their own for them.
+    async fn warm_up(&mut self) {
+        let load = self.load();
+        self.pass(2_500, 2_600).await;
+        load.end().await;
+        self.settle_down("before the first round").await;
+    }
+
     async fn round(&mut self) -> Vec<Fault> {
         self.top_up();
+        self.told.lock().unwrap().killed.clear();
         let watch = Watch::start(Arc::clone(&self.database));
         let load = self.load();
-        let weather = tokio::spawn(weather(
-            Arc::clone(&self.mocks),
-            self.rng.next_u64(),
-            Arc::clone(&load.until),
-        ));
+        let weather =
+            tokio::spawn(weather(Arc::clone(&self.mocks), self.rng.next_u64(), Arc::clone(&load.until)));
         let drawn = self.draw();
         self.pass(300, 1_200).await;
         for (fault, node) in &drawn {
             *self.faults.entry(*fault).or_default() += 1;
+            self.told.lock().unwrap().broken.push((*fault, *node));
             self.strike(*fault, *node).await;
             self.pass(100, 1_200).await;
         }
@@ -277,11 +301,9 @@ impl World {
             self.pass(50, 600).await;
         }
         self.start_what_is_down().await;
+        self.told.lock().unwrap().broken.clear();
         self.pass(200, 800).await;
-        load.until.store(true, Ordering::Release);
-        for caller in load.callers {
-            caller.await.expect("a caller");
-        }
+        load.end().await;
         weather.await.expect("the weather");
         for mock in self.mocks.iter() {
             mock.set_script(script("{}"));
@@ -293,6 +315,7 @@ impl World {
     async fn strike(&mut self, fault: Fault, node: usize) {
         match fault {
             Fault::NodeKilled => {
+                self.told.lock().unwrap().killed.push(self.nodes[node].http);
                 self.nodes[node].kill();
                 self.down[node] = true;
             }
@@ -509,7 +532,8 @@ impl World {
             if let Some(drift) = drifts.first() {
                 return Some(format!("{} drifts, such as: {drift}", drifts.len()));
             }
-            let fenced = "SELECT count(*) FROM lease WHERE state <> 'closed' AND shard IS NOT NULL AND (shard, epoch)
+            let fenced =
+                "SELECT count(*) FROM lease WHERE state <> 'closed' AND shard IS NOT NULL AND (shard, epoch)
                               NOT IN (SELECT shard, epoch FROM shard_epoch)";
             let live = "SELECT count(*) FROM boot WHERE state = 'live'";
             for (what, query, right) in [("leases of old epochs", fenced, 0), ("live boots", live, NODES)] {
@@ -554,7 +578,7 @@ impl World {
             charged.insert(request, (number(), number()));
         }
         for (request, (cost, holds)) in &charged {
-            if *cost > WHOLE_NANO || *holds > 1 {
+            if *cost > WHOLE_NANO_MAX || *holds > 1 {
                 return Err(format!("{request} is charged {cost} by {holds} holds"));
             }
         }
@@ -562,7 +586,7 @@ impl World {
         for (request, seen) in &told.calls {
             let (cost, _) = charged.get(request.as_str()).copied().unwrap_or_default();
             let right = match seen {
-                Seen::Whole => cost == WHOLE_NANO,
+                Seen::Whole(price) => cost == *price,
                 Seen::Failed => cost == 0,
                 Seen::Cut => true,
             };
@@ -582,15 +606,26 @@ impl World {
                 continue;
             }
             let node = self.index(NODES);
-            let call = Call::post(request(false, "gpt-a")).header("authorization", &bearer(name));
-            let answer = call.send(self.nodes[node].http).await;
+            let began = Instant::now();
+            let answer = loop {
+                let call = Call::post(request(false, "gpt-a")).header("authorization", &bearer(name));
+                let answer = call.send(self.nodes[node].http).await;
+                // What the upstreams did is remembered for a while.
+                if answer.status < 500 || answer.code() != "no_upstream" || began.elapsed() > QUIET_MAX {
+                    break answer;
+                }
+                tokio::time::sleep(LOOK).await;
+            };
             self.told.lock().unwrap().calls.insert(
                 answer.header("x-request-id").unwrap_or_default().to_owned(),
-                if answer.status == 200 { Seen::Whole } else { Seen::Failed },
+                if answer.status == 200 { Seen::Whole(WHOLE_NANO) } else { Seen::Failed },
             );
             if answer.status != 200 {
                 let (balance, text) = (row.balance_nano, answer.text());
-                return Err(format!("{name} has {balance} and node {node} answers {}: {text}", answer.status));
+                return Err(format!(
+                    "{name} has {balance} and node {node} answers {}: {text}",
+                    answer.status
+                ));
             }
         }
         Ok(())
@@ -608,7 +643,8 @@ impl World {
             self.database.ledger().verify().expect("the books are right");
             let live = self.database.sql("SELECT count(*) FROM boot WHERE state = 'live'");
             assert_eq!(live, "0", "boots are not over, seed {}", self.seed);
-            let open = self.database.sql("SELECT count(*) FROM lease WHERE boot IS NOT NULL AND state <> 'closed'");
+            let open =
+                self.database.sql("SELECT count(*) FROM lease WHERE boot IS NOT NULL AND state <> 'closed'");
             assert_eq!(open, "0", "leases of boots are open, seed {}", self.seed);
         });
     }
@@ -632,8 +668,9 @@ impl World {
         let told = self.told.lock().unwrap();
         println!("seed {}: {rounds} rounds, quiet after {:.1} s at most", self.seed, slowest.as_secs_f64());
         println!("faults: {:?}", self.faults);
-        let count = |seen| told.calls.values().filter(|known| **known == seen).count();
-        let (whole, failed, cut) = (count(Seen::Whole), count(Seen::Failed), count(Seen::Cut));
+        let count = |is: fn(&Seen) -> bool| told.calls.values().filter(|seen| is(seen)).count();
+        let (failed, cut) = (count(|seen| *seen == Seen::Failed), count(|seen| *seen == Seen::Cut));
+        let whole = told.calls.len() - failed - cut;
         println!("calls: {whole} whole, {failed} failed, {cut} cut");
         for (kind, count) in &told.kinds {
             println!("  {count:6} {kind}");
@@ -706,13 +743,14 @@ impl Dialler {
         // What stands before a fleet takes another node when one does not answer.
         let mut found = None;
         for at in 0..self.nodes.len() {
-            found = Caller::try_connect(self.nodes[(node + at) % self.nodes.len()]).await;
+            let node = self.nodes[(node + at) % self.nodes.len()];
+            found = Caller::try_connect(node).await.map(|caller| (node, caller));
             if found.is_some() {
                 break;
             }
             self.note("nobody listens");
         }
-        let Some(mut caller) = found else {
+        let Some((node, mut caller)) = found else {
             tokio::time::sleep(LOOK).await;
             return;
         };
@@ -724,7 +762,8 @@ impl Dialler {
             return;
         }
         let Some(head) = caller.try_head().await else {
-            self.note("closed without an answer");
+            let what = format!("closed without an answer{}", self.circumstances(node));
+            self.note(&what);
             return;
         };
         let id = head.header("x-request-id").expect("every answer names its request").to_owned();
@@ -739,9 +778,16 @@ impl Dialler {
         let text = answer.text();
         let ended = if streams { text.contains("[DONE]") } else { text.contains("\"usage\"") };
         let (seen, what) = match status {
-            200 if answer.clean && ended && !text.contains("\"error\"") => (Seen::Whole, "whole".to_owned()),
+            200 if answer.clean && ended && !text.contains("\"error\"") => {
+                let price = if model == "gpt-a" { WHOLE_NANO } else { WHOLE_NANO_MAX };
+                (Seen::Whole(price), "whole".to_owned())
+            }
             200 if answer.clean => (Seen::Cut, "an error inside the answer".to_owned()),
-            200 => (Seen::Cut, "broken off".to_owned()),
+            200 => (Seen::Cut, format!("broken off{}", self.circumstances(node))),
+            503 if answer.clean && answer.code() == "store_unavailable" => {
+                let what = format!("{wealth}: 503 store_unavailable{}", self.circumstances(node));
+                (Seen::Failed, what)
+            }
             _ => {
                 let code = if answer.clean { answer.code() } else { "broken off".to_owned() };
                 (Seen::Failed, format!("{model}, {wealth}: {status} {code}"))
@@ -752,6 +798,15 @@ impl Dialler {
             // Nobody asks again at once.
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// What is broken while this happens to a call of this node.
+    fn circumstances(&self, node: SocketAddr) -> String {
+        let told = self.told.lock().unwrap();
+        let mut all: Vec<String> = told.broken.iter().map(|(fault, _)| format!("{fault:?}")).collect();
+        all.extend(told.killed.contains(&node).then(|| "its node was killed".to_owned()));
+        all.sort();
+        if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
     }
 
     fn note(&self, kind: &str) {
@@ -769,14 +824,16 @@ impl Dialler {
 async fn weather(mocks: Arc<Vec<Mock>>, seed: u64, until: Arc<AtomicBool>) {
     let mut rng = Pcg64Mcg::new(u128::from(seed) << 1 | 1);
     while !until.load(Ordering::Acquire) {
+        // One of the two that serve the good model is well at any time.
+        let (sick, last) = (rng.next_u64() % 2, mocks.len() - 1);
         for (at, mock) in mocks.iter().enumerate() {
-            let bad = at + 1 == mocks.len();
-            let what = match (bad, rng.next_u64() % 10) {
-                (true, 0..5) => r#"{"fault":{"kind":"status","code":500}}"#,
-                (_, 0) => r#"{"delay_chunk_ms":5,"fault":{"kind":"error_event","pieces":2}}"#,
-                (_, 1) => r#"{"fault":{"kind":"status","code":503}}"#,
-                (_, 2) => r#"{"delay_chunk_ms":5,"fault":{"kind":"reset_after_pieces","pieces":2}}"#,
-                (_, 3..6) => r#"{"delay_head_ms":20,"delay_chunk_ms":150}"#,
+            let well = at < last && u64::try_from(at).unwrap() != sick;
+            let what = match (well, rng.next_u64() % 10) {
+                (true, 0..4) => r#"{"delay_head_ms":20,"delay_chunk_ms":150}"#,
+                (false, 0) if at == last => r#"{"fault":{"kind":"status","code":500}}"#,
+                (false, 0) => r#"{"fault":{"kind":"status","code":503}}"#,
+                (false, 1) => r#"{"delay_chunk_ms":5,"fault":{"kind":"error_event","pieces":2}}"#,
+                (false, 2) => r#"{"delay_chunk_ms":5,"fault":{"kind":"reset_after_pieces","pieces":2}}"#,
                 _ => r#"{"delay_head_ms":5,"delay_chunk_ms":10}"#,
             };
             mock.set_script(script(what));
