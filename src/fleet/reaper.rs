@@ -24,7 +24,7 @@ use crate::store::redis::{Overdue, RedisError, SHARDS};
 /// How often it is looked for them.
 const LOOK_FOR: Duration = Duration::from_secs(2);
 /// When one that may not be ended yet is looked at again.
-const AGAIN: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(2);
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 64;
 

@@ -40,6 +40,10 @@ pub const LIFETIME: Duration = Duration::from_secs(10);
 const TRIES_MAX: usize = 16;
 /// The most times that one admission asks for money of this node's own: other calls may take it each time.
 const TRIES_HERE_MAX: usize = 4;
+/// How long a call that has no other money waits for Redis to answer again, and how often it looks. A server that is
+/// only slow is probed every 100 ms.
+const COMES_BACK_MAX: Duration = Duration::from_millis(400);
+const COMES_BACK_LOOK: Duration = Duration::from_millis(20);
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Ends that are on their way to Redis at once.
@@ -275,18 +279,15 @@ impl Holds for Fleet {
         if !inner.journal.is_writable() || inner.given_up.load(Ordering::Acquire) {
             return Err(Deny::Unavailable);
         }
-        if inner.journal.unposted() > UNBOOKED_MAX || !inner.take_place() {
+        if inner.journal.unposted() > UNBOOKED_MAX {
             return Err(Deny::Overloaded);
         }
-        match Box::pin(inner.admit_in_pool(&admit)).await {
-            Tried::Placed(ticket) => return Ok(ticket),
-            Tried::Denied(deny) => {
-                inner.leave_place();
-                return Err(deny);
-            }
-            Tried::Elsewhere => inner.leave_place(),
+        let placed = inner.admit_once(admit.clone()).await;
+        // One answer that was late closes Redis to all for a moment: who finds nothing here waits for that long.
+        if matches!(placed, Err(Deny::Unavailable)) && inner.comes_back(shard_of(admit.account)).await {
+            return inner.admit_once(Admit { hold: entropy::hold_id(), ..admit }).await;
         }
-        inner.admit_here(admit).await
+        placed
     }
 
     fn touch(&self, ticket: &Ticket, cost: Amount) {
@@ -351,6 +352,32 @@ impl Inner {
 
     fn leave_place(&self) {
         self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// In a pool, or else with money of this node's own.
+    async fn admit_once(self: &Arc<Self>, admit: Admit) -> Result<Ticket, Deny> {
+        if !self.take_place() {
+            return Err(Deny::Overloaded);
+        }
+        match Box::pin(self.admit_in_pool(&admit)).await {
+            Tried::Placed(ticket) => return Ok(ticket),
+            Tried::Denied(deny) => {
+                self.leave_place();
+                return Err(deny);
+            }
+            Tried::Elsewhere => self.leave_place(),
+        }
+        Box::pin(self.admit_here(admit)).await
+    }
+
+    /// Waits until Redis can be asked, for as long as a call may wait for it. Whether it can.
+    async fn comes_back(&self, shard: u16) -> bool {
+        let open = async {
+            while self.redis.is_shard_open(shard) {
+                tokio::time::sleep(COMES_BACK_LOOK).await;
+            }
+        };
+        tokio::time::timeout(COMES_BACK_MAX, open).await.is_ok()
     }
 
     async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {

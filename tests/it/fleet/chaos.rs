@@ -466,13 +466,18 @@ impl World {
     /// Waits until nothing is left of the round, and proves the books.
     async fn settle_down(&mut self, when: &str) -> Duration {
         let began = Instant::now();
+        let mut last = String::new();
         while let Some(unrest) = self.unrest().await {
+            last.clone_from(&unrest);
             if began.elapsed() > QUIET_MAX {
                 self.give_up(&format!("{when}: after {QUIET_MAX:?} still {unrest}"));
             }
             tokio::time::sleep(LOOK).await;
         }
         let quiet = began.elapsed();
+        if quiet > QUIET_MAX / 10 {
+            println!("the last to come right: {last}");
+        }
         if let Err(wrong) = block_in_place(|| self.books()) {
             self.give_up(&format!("{when}: {wrong}"));
         }
