@@ -7,6 +7,7 @@
 //! `frozen` (what a lost Redis still owes), `reaper` (holds of nodes that are gone), `bank` (tranches).
 
 mod bank;
+pub mod catalogue;
 mod demand;
 mod epochs;
 mod frozen;
@@ -16,7 +17,8 @@ pub mod keys;
 mod outbox;
 mod reaper;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -26,15 +28,20 @@ use tokio::time::MissedTickBehavior;
 
 use crate::books::Fleet;
 use crate::clock;
-use crate::config::checked;
+use crate::config::{checked, parse_catalogue};
 use crate::journal::Journal;
 use crate::ledger::postgres::Postgres;
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::pool::Pool;
+use crate::reload::{Reloader, variable};
 use crate::store::redis::Redis;
 use crate::store::{Embedded, fleet};
 
 use bank::Bank;
+use catalogue::{Catalogues, Published};
 use epochs::Epochs;
+use health::Health;
+use keys::Keys;
 
 /// How often Redis is told which calls run, and the ledger that this node lives.
 const BEAT: Duration = Duration::from_secs(1);
@@ -65,6 +72,7 @@ pub struct Node {
     pub store: Arc<fleet::Fleet>,
     bank: Arc<Bank>,
     epochs: Arc<Epochs>,
+    keys: OnceLock<Arc<Keys>>,
     /// `None` once it has stopped.
     runtime: Mutex<Option<Runtime>>,
 }
@@ -151,13 +159,62 @@ impl Node {
         runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(touch(Arc::clone(&store)));
         runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
-        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), Arc::clone(&epochs)));
+        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
         runtime.spawn(Arc::clone(&bank).fill(low));
         runtime.spawn(Arc::clone(&bank).keep_tranches());
         runtime.spawn(Arc::clone(&bank).hear());
-        Self { servers, store, bank, epochs, runtime: Mutex::new(Some(runtime)) }
+        Self { servers, store, bank, epochs, keys: OnceLock::new(), runtime: Mutex::new(Some(runtime)) }
+    }
+
+    /// Shares keys, and what is seen of upstreams, with the other nodes. `folder` keeps what a cold start needs.
+    pub fn share(&self, pool: &Arc<Pool>, folder: &Path) {
+        let Servers { redis, ledger, runtime, .. } = &self.servers;
+        let (pool, folder) = (Arc::clone(pool), folder.to_owned());
+        let keys = Arc::new(Keys::new(redis.clone(), ledger.clone(), Arc::clone(&pool), folder));
+        let health = Health::new(redis.clone(), pool);
+        let followed = Arc::clone(self.keys.get_or_init(|| keys));
+        runtime.spawn(async move { followed.run().await });
+        runtime.spawn(async move { health.run().await });
+    }
+
+    /// The catalogue to begin with, for a node whose file names none: the published one, or where that cannot be used
+    /// here the last good one. Blocks.
+    ///
+    /// # Errors
+    /// When neither can be used.
+    pub fn first_catalogue(
+        &self,
+        folder: &Path,
+        timers: checked::Timers,
+    ) -> anyhow::Result<(Published, checked::Catalogue)> {
+        let published = catalogue::first(&self.servers.ledger, folder).context("the catalogue")?;
+        if published.version == 0 {
+            tracing::warn!("no catalogue was published: see `tollgate catalogue publish`");
+            return Ok((published, checked::Catalogue::default()));
+        }
+        match parse_catalogue(&published.text, timers, variable) {
+            Ok(parsed) => {
+                catalogue::keep(folder, &published);
+                Ok((published, parsed))
+            }
+            Err(faults) => {
+                let Some(kept) = catalogue::kept_catalogue(folder) else { return Err(faults.into()) };
+                let lines = faults.to_string().replace('\n', "; ");
+                tracing::error!(faults = lines, "the fleet's catalogue is refused: the last good one serves");
+                let parsed = parse_catalogue(&kept.text, timers, variable)?;
+                Ok((kept, parsed))
+            }
+        }
+    }
+
+    /// Takes over what is published from now on, as long as the config file names no catalogue.
+    pub fn follow_catalogue(&self, reloader: &Arc<Reloader>, folder: &Path) {
+        let Servers { redis, ledger, runtime, .. } = &self.servers;
+        let (redis, ledger) = (redis.clone(), ledger.clone());
+        let catalogues = Catalogues::new(redis, ledger, Arc::clone(reloader), folder.to_owned());
+        runtime.spawn(async move { catalogues.run().await });
     }
 
     /// Waits until Redis is ready to spend, at most so long: calls before that would go on this node's own money.
@@ -183,7 +240,12 @@ impl Fleet for Node {
         self.servers.runtime.block_on(self.bank.recall(account));
     }
 
-    fn keys_changed(&self) {}
+    fn keys_changed(&self) {
+        let Some(keys) = self.keys.get() else { return };
+        if let Err(error) = self.servers.runtime.block_on(keys.changed()) {
+            tracing::warn!(%error, "other nodes hear of changed keys when redis is back");
+        }
+    }
 
     fn balance_changed(&self, account: AccountId) {
         self.bank.forget_poor(account);

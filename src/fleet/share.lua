@@ -276,3 +276,24 @@ function verbs.keys_add(base, args)
   redis.call('PUBLISH', base .. ':keys', cjson.encode(added))
   return { 'OK', 'added' }
 end
+
+-- The catalogue:
+--   catalogue  hash     version, text
+--   catalogue  channel  its version, when it is new
+
+-- known; answers the version, and the text where it is newer
+function verbs.catalogue(base, args)
+  local kept = redis.call('HMGET', base .. ':catalogue', 'version', 'text')
+  if not kept[1] then return { 'OK', '' } end
+  if tonumber(kept[1]) <= tonumber(args[1]) then return { 'OK', kept[1] } end
+  return { 'OK', kept[1], kept[2] }
+end
+
+-- version text
+function verbs.publish_catalogue(base, args)
+  local version = redis.call('HGET', base .. ':catalogue', 'version')
+  if version and tonumber(version) >= tonumber(args[1]) then return { 'OK' } end
+  redis.call('HSET', base .. ':catalogue', 'version', args[1], 'text', args[2])
+  redis.call('PUBLISH', base .. ':catalogue', args[1])
+  return { 'OK' }
+end

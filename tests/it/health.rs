@@ -17,7 +17,7 @@ use tollgate::pool::upstreams::{Asked, Leg};
 use tollgate::pool::{Pool, Snapshot};
 use tollgate::store::redis::Redis;
 
-use crate::support::redis::{Kept, Server, config as redis_config, connect, until};
+use crate::support::redis::{Kept, Kind, Server, config as redis_config, connect, until};
 
 const SERVED: Outcome = Outcome::Served { tokens_per_second: None };
 
@@ -57,7 +57,11 @@ fn snapshot(routes: &[(&str, u32)]) -> Snapshot {
 
 impl Node {
     async fn start(server: &Server, routes: &[(&str, u32)]) -> Self {
-        let redis = connect(&redis_config(&[server.url()], RedisMode::Single)).await;
+        Self::start_at(server, &server.url(), routes).await
+    }
+
+    async fn start_at(server: &Server, url: &str, routes: &[(&str, u32)]) -> Self {
+        let redis = connect(&redis_config(&[url.to_owned()], RedisMode::Single)).await;
         let pool = Arc::new(Pool::new(snapshot(routes), KeyTable::default()));
         let health = Health::new(Redis::clone(&redis), Arc::clone(&pool));
         let task = tokio::spawn(async move { health.run().await });
@@ -160,6 +164,23 @@ async fn an_endpoint_that_one_node_opened_refuses_on_the_other() {
     until("the other refuses it", async || two.order() == [1]).await;
     println!("refused on the other node after {:?}", opened.elapsed());
     assert!(two.factor(0) < 0.3, "and weighs little there: {}", two.factor(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_does_so_without_functions_and_over_valkey() {
+    let plain = Server::start().await;
+    plain.command("ACL SETUSER narrow on >secret ~* &* +@all -function -fcall").await;
+    let narrow = format!("redis://narrow:secret@127.0.0.1:{}", plain.port);
+    let valkey = Server::with(Kind::Valkey, &[]).await;
+    for (server, url) in [(&plain, narrow), (&valkey, valkey.url())] {
+        let routes = [("a", 100), ("b", 50)];
+        let one = Node::start_at(server, &url, &routes).await;
+        let two = Node::start_at(server, &url, &routes).await;
+        for _ in 0..5 {
+            one.fails(0);
+        }
+        until("the other refuses it", async || two.order() == [1]).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ mod docs;
 mod edge;
 mod errors;
 mod fleet;
+mod fleet_catalogue;
 mod fleet_keys;
 mod fold;
 mod health;

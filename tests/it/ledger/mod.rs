@@ -4,7 +4,9 @@ mod connections;
 mod epochs;
 mod feed;
 mod leases;
+mod life;
 mod posting;
+mod reaped;
 mod reconcile;
 mod schema;
 

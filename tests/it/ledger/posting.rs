@@ -7,7 +7,8 @@ use std::thread;
 use filters::ids::AccountId;
 use rand_core::RngCore as _;
 use rand_pcg::Pcg64Mcg;
-use tollgate::journal::{Pool, Settled};
+use tollgate::journal::{Hold, Pool, Settled};
+use tollgate::ledger::postgres::Reaped;
 use tollgate::ledger::{Ledger as _, LedgerError, Postgres};
 
 use super::super::support::postgres::{Database, Server, database, shard_of};
@@ -138,6 +139,22 @@ fn twenty_thousand_ends_told_twice_by_two_writers_through_crashes_are_booked_exa
     }
 }
 
+/// The hold of an end that was placed in a pool, as the reaper takes it.
+fn reaped(end: &Settled, boot: i64) -> Option<Reaped> {
+    let placed = Hold {
+        id: end.id,
+        account: end.account,
+        amount: end.parts[0],
+        at_ms: end.held_ms,
+        request: end.request.clone(),
+        model: end.model.clone(),
+        key: end.key,
+        price_version: end.price_version,
+        pool: Some(end.pool?),
+    };
+    Some(Reaped { hold: placed, boot, checkpoint: nano(end.parts[1] / 2) })
+}
+
 #[test]
 fn eight_writers_of_the_same_accounts_never_wait_for_each_other_in_a_circle() {
     let database = Arc::new(database());
@@ -166,6 +183,11 @@ fn eight_writers_of_the_same_accounts_never_wait_for_each_other_in_a_circle() {
                         Err(error) => panic!("{error}"),
                     }
                     ledger.report_frozen(boot, &[(pool, vec![])]).unwrap();
+                    let reaped: Vec<Reaped> =
+                        batch[..20].iter().filter_map(|end| reaped(end, boot)).collect();
+                    ledger.post_reaped(&reaped, 3).unwrap();
+                    let waiting = ledger.reaped(boot).unwrap();
+                    ledger.finish_reaped(boot, &waiting[..waiting.len() / 2]).unwrap();
                 }
             })
         })
@@ -243,33 +265,4 @@ fn an_end_that_cannot_be_booked_waits_aside_and_stops_nobody() {
     assert!(error.contains("waits in misfit"), "{error}");
     database.sql("DELETE FROM misfit");
     ledger.verify().unwrap();
-}
-
-#[test]
-fn a_hold_of_a_lost_boot_is_charged_to_its_checkpoint_and_its_end_settles_the_difference() {
-    for (cost, charged, given_back) in [(250, 250, 150), (400, 400, 0), (40, 100, 300), (700, 700, 0)] {
-        let database = database();
-        let mut ledger = database.ledger();
-        let id = account(&mut ledger, "alpha", 1_000);
-        let boot = ledger.begin_boot(0).unwrap();
-        let pool = first_epoch(&ledger, boot, 7);
-        ledger.lease_pool(id, pool, just(500)).unwrap();
-        // It held 400 and had cost 100 when it was last heard of.
-        let checkpoint = ended(1, id, Some(pool), 400, 100);
-        assert_eq!(ledger.post_lost(std::slice::from_ref(&checkpoint)).unwrap(), 1);
-        assert_eq!(ledger.post_lost(&[checkpoint]).unwrap(), 0, "anybody may do it again");
-        assert_eq!(balance(&mut ledger, id), (600, 100), "300 are in suspense");
-        assert_eq!(ledger.settlings(&[super::hold(1), super::hold(2)]).unwrap().len(), 1);
-        assert_eq!(ledger.settlings(&[super::hold(1)]).unwrap()[0].taken, nano(400));
-        ledger.verify().unwrap();
-        let mut end = ended(1, id, Some(pool), 400, cost);
-        end.provider_cost = 9;
-        assert_eq!(ledger.post(boot, &[end.clone()]).unwrap(), 0);
-        assert_eq!(ledger.post(boot, &[end]).unwrap(), 0, "and its end once");
-        let (posted, leased) = balance(&mut ledger, id);
-        assert_eq!((posted, leased), (1_000 - charged, 100), "cost {cost}");
-        assert_eq!(600 + given_back - (charged - 400).max(0), posted, "cost {cost}");
-        assert_eq!(ledger.generation(id, "r1").unwrap().unwrap().cost_nano, charged, "cost {cost}");
-        ledger.verify().unwrap();
-    }
 }
