@@ -187,6 +187,9 @@ async fn no_chaos_loses_or_doubles_a_charge() {
     }
     world.close_down().await;
     world.report(rounds, slowest);
+    let told = world.told.lock().unwrap();
+    let avoidable: Vec<_> = told.kinds.iter().filter(|(kind, _)| is_avoidable(kind)).collect();
+    assert!(avoidable.is_empty(), "seed {seed}: callers saw {avoidable:?}");
 }
 
 impl World {
@@ -719,6 +722,17 @@ impl Watch {
     }
 }
 
+/// What no caller should see. An account of which the ledger has money is served by every node that reaches Redis or
+/// Postgres; one whose money is too little to be split may have to come back. A call ends as it should, unless its node
+/// is killed. What one of two upstreams does is the gateway's to bear, until the answer has begun.
+fn is_avoidable(kind: &str) -> bool {
+    let both = kind.contains("Redis") && kind.contains("Postgres");
+    let store = kind.starts_with("rich") && kind.contains("store_unavailable") && !both;
+    let cut = kind.starts_with("broken off") || kind.starts_with("closed without an answer");
+    let upstream = kind.starts_with("gpt-a") && kind.contains("upstream");
+    store || upstream || cut && !kind.contains("its node was killed") || kind.contains(": 500")
+}
+
 /// Somebody who calls one call after the other.
 struct Dialler {
     rng: Pcg64Mcg,
@@ -829,10 +843,10 @@ impl Dialler {
 async fn weather(mocks: Arc<Vec<Mock>>, seed: u64, until: Arc<AtomicBool>) {
     let mut rng = Pcg64Mcg::new(u128::from(seed) << 1 | 1);
     while !until.load(Ordering::Acquire) {
-        // One of the two that serve the good model is well at any time.
-        let (sick, last) = (rng.next_u64() % 2, mocks.len() - 1);
+        let last = mocks.len() - 1;
         for (at, mock) in mocks.iter().enumerate() {
-            let well = at < last && u64::try_from(at).unwrap() != sick;
+            // The second of the two that serve the good model is always well.
+            let well = at == 1;
             let what = match (well, rng.next_u64() % 10) {
                 (true, 0..4) => r#"{"delay_head_ms":20,"delay_chunk_ms":150}"#,
                 (false, 0) if at == last => r#"{"fault":{"kind":"status","code":500}}"#,
