@@ -4,7 +4,7 @@
 //! here, for when Redis is away. It goes back when they have stopped, and at once when another node is short of it:
 //! out of memory first, then back to the ledger, then free for all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::epochs::Epochs;
 use super::{BEAT, CALLS_WAIT_MAX, Servers, every};
 use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
-use crate::ledger::postgres::{Leased, Wanted};
+use crate::ledger::postgres::{Leased, Postgres, Wanted};
 use crate::ledger::{Ledger as _, LedgerError};
 use crate::store::fleet::{self, Refill};
 use crate::store::redis::{AMOUNT_MAX, News, RedisError, Scope, UnknownBudget, shard_of};
@@ -45,9 +45,9 @@ pub(super) struct Bank {
     fills: mpsc::Sender<(AccountId, Amount)>,
     /// By account: one filling at a time, and how many there were.
     turns: Mutex<HashMap<AccountId, Arc<Turn>>>,
-    own: Mutex<HashMap<AccountId, Own>>,
-    /// Pools for which something is leased that may not be in Redis yet.
-    uninstalled: Mutex<HashSet<AccountId>>,
+    own: Arc<Mutex<HashMap<AccountId, Own>>>,
+    /// Pools for which something is leased that may not be in Redis yet, and how often that came to be.
+    uninstalled: Arc<Mutex<HashMap<AccountId, u64>>>,
 }
 
 /// This node's own tranche of an account, by sums that only grow: an answer of the ledger that is lost loses no money.
@@ -86,8 +86,8 @@ impl Bank {
             epochs: OnceLock::new(),
             fills,
             turns: Mutex::default(),
-            own: Mutex::default(),
-            uninstalled: Mutex::default(),
+            own: Arc::default(),
+            uninstalled: Arc::default(),
         };
         (bank, low)
     }
@@ -113,18 +113,46 @@ impl Bank {
         let shard = shard_of(account);
         let epoch = self.epochs.get().map_or(0, |epochs| epochs.of(shard));
         let pool = Pool { shard, epoch };
-        let leased = self.servers.ask_soon(move |ledger| ledger.lease_pool(account, pool, want)).await?;
-        if let Err(error) = self.servers.redis.install(account, pool, leased.total).await {
-            // It is leased: whoever leases next installs it, and this node does so soon.
-            self.uninstalled().insert(account);
-            return Err(error.into());
+        let (servers, uninstalled) = (self.servers.clone(), Arc::clone(&self.uninstalled));
+        let before = lock(&uninstalled).get(&account).copied();
+        let lease = async move {
+            let leased = async {
+                let leased = servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
+                servers.redis.install(account, pool, leased.total).await?;
+                Ok(leased)
+            };
+            let leased: Result<Leased, LeaseError> = leased.await;
+            let mut uninstalled = lock(&uninstalled);
+            match leased {
+                // One that failed meanwhile may have leased more than this one knows.
+                Ok(_) if uninstalled.get(&account).copied() == before => {
+                    uninstalled.remove(&account);
+                }
+                Ok(_) => {}
+                // Whoever leases next installs it, and this node does so soon.
+                Err(_) => *uninstalled.entry(account).or_default() += 1,
+            }
+            leased
+        };
+        self.servers.soon(Box::pin(lease)).await
+    }
+
+    /// Installs what may have been leased and not installed.
+    async fn install_rest(&self) {
+        let uninstalled: Vec<AccountId> = lock(&self.uninstalled).keys().copied().collect();
+        for account in uninstalled {
+            let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+            if let Err(LeaseError::Ledger(LedgerError::Stale | LedgerError::NoAccount(_))) =
+                self.lease(account, nothing).await
+            {
+                // Its pool is of an epoch that is over: what nobody claims of it is free again.
+                lock(&self.uninstalled).remove(&account);
+            }
         }
-        self.uninstalled().remove(&account);
-        Ok(leased)
     }
 
     fn turn(&self, account: AccountId) -> Arc<Turn> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = lock(&self.turns);
         Arc::clone(turns.entry(account).or_default())
     }
 
@@ -142,7 +170,7 @@ impl Bank {
         self.demand.no_tranche(account);
         let free = self.local.available(account);
         if free.is_positive() && self.local.withdraw(account, free).is_ok() {
-            let mut own = self.own();
+            let mut own = lock(&self.own);
             let own = own.entry(account).or_default();
             own.taken = own.taken.checked_add(free).unwrap_or(Amount::MAX);
         }
@@ -151,14 +179,14 @@ impl Bank {
 
     /// Tells the ledger what is out of memory and may not be back yet; it may be told twice.
     async fn tell_returned(&self, account: AccountId) {
-        let taken = match self.own().get(&account) {
+        let taken = match lock(&self.own).get(&account) {
             Some(own) if own.returned < own.taken => own.taken,
             _ => return,
         };
         let boot = self.boot;
         match self.servers.ask(move |ledger| ledger.return_local(account, boot, taken)).await {
             Ok(_) | Err(LedgerError::Stale) => {
-                if let Some(own) = self.own().get_mut(&account) {
+                if let Some(own) = lock(&self.own).get_mut(&account) {
                     own.returned = own.returned.max(taken);
                 }
             }
@@ -168,34 +196,17 @@ impl Bank {
         }
     }
 
-    fn uninstalled(&self) -> MutexGuard<'_, HashSet<AccountId>> {
-        self.uninstalled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn own(&self) -> MutexGuard<'_, HashMap<AccountId, Own>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes in what the ledger has leased to this node by now, whoever asked for it.
-    fn take_in(&self, account: AccountId, total: Amount) {
-        let new = {
-            let mut own = self.own();
-            let own = own.entry(account).or_default();
-            let new = total.less(own.granted).max(Amount::ZERO);
-            own.granted = own.granted.max(total);
-            new
-        };
-        if new.is_positive() {
-            self.local.grant(vec![(account, new)]);
-        }
-    }
-
     /// Brings an account's money back to the ledger, from every place where nobody has set it aside.
     pub(super) async fn recall(&self, account: AccountId) {
         self.ask_back(account).await;
         let shard = shard_of(account);
         let Some(epoch) = self.epochs.get().map(|epochs| epochs.of(shard)) else { return };
         let pool = Pool { shard, epoch };
+        // What was leased and never installed, since a node died in between, is recalled with the rest.
+        let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+        if let Err(error) = self.lease(account, nothing).await {
+            tracing::debug!(%error, %account, "an account's pool cannot be installed");
+        }
         match self.servers.redis.recall(account, pool, AMOUNT_MAX).await {
             Ok(recalled) => {
                 let in_all = recalled.in_all;
@@ -217,20 +228,13 @@ impl Bank {
         loop {
             tick.tick().await;
             let (callers, stopped) = self.demand.round();
-            let uninstalled: Vec<AccountId> = self.uninstalled().iter().copied().collect();
-            for account in uninstalled {
-                let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
-                if matches!(self.lease(account, nothing).await, Err(LeaseError::Ledger(LedgerError::Stale))) {
-                    // Its pool is of an epoch that is over: what nobody claims of it is free again.
-                    self.uninstalled().remove(&account);
-                }
-            }
+            self.install_rest().await;
             for account in self.unreturned() {
                 self.tell_returned(account).await;
             }
             for account in stopped {
                 self.give_back(account).await;
-                self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&account);
+                lock(&self.turns).remove(&account);
             }
             for caller in callers {
                 let have = self.local.available(caller.account);
@@ -243,7 +247,7 @@ impl Bank {
 
     /// Accounts whose money is out of memory and not known to be back.
     fn unreturned(&self) -> Vec<AccountId> {
-        let own = self.own();
+        let own = lock(&self.own);
         let waits = own.iter().filter(|(_, own)| own.returned < own.taken);
         waits.map(|(account, _)| *account).collect()
     }
@@ -264,7 +268,7 @@ impl Bank {
             })
             .await;
         match leased {
-            Ok(Some(leased)) => self.take_in(account, leased.total),
+            Ok(Some(leased)) => take_in(&self.own, &self.local, account, leased.total),
             Ok(None) => {}
             Err(error) => tracing::debug!(%error, %account, "no money of its own for this node"),
         }
@@ -274,15 +278,15 @@ impl Bank {
     async fn refill_here_now(&self, account: AccountId, need: Amount) -> Refill {
         let boot = self.boot;
         let wanted = Wanted { least: need, most: self.demand.wanted_here(account, need) };
-        let leased = self.servers.ask_soon(move |ledger| ledger.lease_local(account, boot, wanted)).await;
-        match leased {
-            Ok(leased) => {
-                self.take_in(account, leased.total);
-                if leased.added.is_positive() || self.local.available(account) >= need {
-                    return Refill::More;
-                }
-                Refill::Nothing { available: leased.free_left }
-            }
+        let (servers, own, local) = (self.servers.clone(), Arc::clone(&self.own), Arc::clone(&self.local));
+        let lease = async move {
+            let leased = servers.ask(move |ledger| ledger.lease_local(account, boot, wanted)).await?;
+            take_in(&own, &local, account, leased.total);
+            Ok::<Leased, LedgerError>(leased)
+        };
+        match self.servers.soon(Box::pin(lease)).await {
+            Ok(leased) if leased.added.is_positive() || self.local.available(account) >= need => Refill::More,
+            Ok(leased) => Refill::Nothing { available: leased.free_left },
             Err(error) => {
                 tracing::debug!(%error, %account, "no money of its own for this node");
                 Refill::Unknown
@@ -417,15 +421,16 @@ impl fleet::Bank for Bank {
     async fn restore(&self, account: AccountId, unknown: &[UnknownBudget]) -> bool {
         for budget in unknown {
             let (scope, since) = (budget.scope.clone(), budget.begins_ms);
-            let spent = self.servers.ask_soon(move |ledger| {
+            let servers = self.servers.clone();
+            let look = move |ledger: &Postgres| {
                 let (key, model) = match &scope {
                     Scope::Key(key) => (Some(*key), None),
                     Scope::Account => (None, None),
                     Scope::Model(model) => (None, Some(model.as_str())),
                 };
                 ledger.clone().spent(&Spent { account, key, model }, since)
-            });
-            let spent = match spent.await {
+            };
+            let spent = match self.servers.soon(async move { servers.ask(look).await }).await {
                 Ok(spent) => spent,
                 Err(error) => {
                     tracing::warn!(%error, %account, "what was spent of a budget cannot be looked up");
@@ -439,6 +444,24 @@ impl fleet::Bank for Bank {
         }
         true
     }
+}
+
+/// Takes in what the ledger has leased to this node by now, whoever asked for it.
+fn take_in(own: &Mutex<HashMap<AccountId, Own>>, local: &Embedded, account: AccountId, total: Amount) {
+    let new = {
+        let mut own = lock(own);
+        let own = own.entry(account).or_default();
+        let new = total.less(own.granted).max(Amount::ZERO);
+        own.granted = own.granted.max(total);
+        new
+    };
+    if new.is_positive() {
+        local.grant(vec![(account, new)]);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why a pool was not filled.

@@ -85,26 +85,35 @@ impl Servers {
     ) -> Result<T, LedgerError> {
         let ledger = self.ledger.clone();
         let asked = self.runtime.spawn_blocking(move || what(&ledger)).await;
-        asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())))
-    }
-
-    /// As [`Self::ask`], for a call that waits: not for long, and not at all when the ledger has just been away.
-    async fn ask_soon<T: Send + 'static>(
-        &self,
-        what: impl FnOnce(&Postgres) -> Result<T, LedgerError> + Send + 'static,
-    ) -> Result<T, LedgerError> {
-        let away = |until: &Option<Instant>| until.is_some_and(|until| clock::now() < until);
-        if away(&self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Err(LedgerError::Unreachable("it was away a moment ago".to_owned()));
-        }
-        let asked = tokio::time::timeout(CALLS_WAIT_MAX, self.ask(what)).await;
-        let answer = asked
-            .unwrap_or_else(|_| Err(LedgerError::Unreachable(format!("no answer in {CALLS_WAIT_MAX:?}"))));
+        let answer = asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())));
         if matches!(answer, Err(LedgerError::Unreachable(_))) {
-            let until = clock::now() + LEDGER_AWAY;
-            *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+            self.note_away();
         }
         answer
+    }
+
+    /// Does what a call waits for: not for long, and not at all when the ledger has just been away. Whatever was begun
+    /// goes on to its end, so that nothing is left half done.
+    async fn soon<T: Send + 'static, E: From<LedgerError> + Send + 'static>(
+        &self,
+        what: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E> {
+        let away = |until: &Option<Instant>| until.is_some_and(|until| clock::now() < until);
+        if away(&self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Err(LedgerError::Unreachable("it was away a moment ago".to_owned()).into());
+        }
+        let broken = match tokio::time::timeout(CALLS_WAIT_MAX, self.runtime.spawn(what)).await {
+            Ok(Ok(answer)) => return answer,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer in {CALLS_WAIT_MAX:?}"),
+        };
+        self.note_away();
+        Err(LedgerError::Unreachable(broken).into())
+    }
+
+    fn note_away(&self) {
+        let until = clock::now() + LEDGER_AWAY;
+        *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
     /// A channel that all nodes of this fleet hear.
