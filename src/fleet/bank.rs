@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 
 use super::demand::Demand;
 use super::epochs::Epochs;
-use super::{BEAT, Servers, every};
+use super::{BEAT, CALLS_WAIT_MAX, Servers, every};
 use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
-use crate::ledger::postgres::{Leased, Wanted};
+use crate::ledger::postgres::{Leased, Postgres, Wanted};
 use crate::ledger::{Ledger as _, LedgerError};
 use crate::store::fleet::{self, Refill};
 use crate::store::redis::{AMOUNT_MAX, News, RedisError, Scope, UnknownBudget, shard_of};
@@ -45,6 +45,20 @@ pub(super) struct Bank {
     fills: mpsc::Sender<(AccountId, Amount)>,
     /// By account: one filling at a time, and how many there were.
     turns: Mutex<HashMap<AccountId, Arc<Turn>>>,
+    own: Arc<Mutex<HashMap<AccountId, Own>>>,
+    /// Pools for which something is leased that may not be in Redis yet, and how often that came to be.
+    uninstalled: Arc<Mutex<HashMap<AccountId, u64>>>,
+}
+
+/// This node's own tranche of an account, by sums that only grow: an answer of the ledger that is lost loses no money.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    /// All that ever came into memory, by the ledger's total.
+    granted: Amount,
+    /// All that was ever taken out of memory again, to go back.
+    taken: Amount,
+    /// What of it the ledger is known to have.
+    returned: Amount,
 }
 
 /// Who fills an account's pool.
@@ -53,6 +67,9 @@ struct Turn {
     lock: tokio::sync::Mutex<()>,
     /// How often it was filled.
     filled: AtomicU64,
+    /// The same of this node's own tranche.
+    here: tokio::sync::Mutex<()>,
+    filled_here: AtomicU64,
 }
 
 /// Pools that are low.
@@ -69,6 +86,8 @@ impl Bank {
             epochs: OnceLock::new(),
             fills,
             turns: Mutex::default(),
+            own: Arc::default(),
+            uninstalled: Arc::default(),
         };
         (bank, low)
     }
@@ -94,13 +113,46 @@ impl Bank {
         let shard = shard_of(account);
         let epoch = self.epochs.get().map_or(0, |epochs| epochs.of(shard));
         let pool = Pool { shard, epoch };
-        let leased = self.servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
-        self.servers.redis.install(account, pool, leased.total).await?;
-        Ok(leased)
+        let (servers, uninstalled) = (self.servers.clone(), Arc::clone(&self.uninstalled));
+        let before = lock(&uninstalled).get(&account).copied();
+        let lease = async move {
+            let leased = async {
+                let leased = servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
+                servers.redis.install(account, pool, leased.total).await?;
+                Ok(leased)
+            };
+            let leased: Result<Leased, LeaseError> = leased.await;
+            let mut uninstalled = lock(&uninstalled);
+            match leased {
+                // One that failed meanwhile may have leased more than this one knows.
+                Ok(_) if uninstalled.get(&account).copied() == before => {
+                    uninstalled.remove(&account);
+                }
+                Ok(_) => {}
+                // Whoever leases next installs it, and this node does so soon.
+                Err(_) => *uninstalled.entry(account).or_default() += 1,
+            }
+            leased
+        };
+        self.servers.soon(Box::pin(lease)).await
+    }
+
+    /// Installs what may have been leased and not installed.
+    async fn install_rest(&self) {
+        let uninstalled: Vec<AccountId> = lock(&self.uninstalled).keys().copied().collect();
+        for account in uninstalled {
+            let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+            if let Err(LeaseError::Ledger(LedgerError::Stale | LedgerError::NoAccount(_))) =
+                self.lease(account, nothing).await
+            {
+                // Its pool is of an epoch that is over: what nobody claims of it is free again.
+                lock(&self.uninstalled).remove(&account);
+            }
+        }
     }
 
     fn turn(&self, account: AccountId) -> Arc<Turn> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = lock(&self.turns);
         Arc::clone(turns.entry(account).or_default())
     }
 
@@ -117,14 +169,30 @@ impl Bank {
     async fn give_back(&self, account: AccountId) {
         self.demand.no_tranche(account);
         let free = self.local.available(account);
-        if !free.is_positive() || self.local.withdraw(account, free).is_err() {
-            return;
+        if free.is_positive() && self.local.withdraw(account, free).is_ok() {
+            let mut own = lock(&self.own);
+            let own = own.entry(account).or_default();
+            own.taken = own.taken.checked_add(free).unwrap_or(Amount::MAX);
         }
+        self.tell_returned(account).await;
+    }
+
+    /// Tells the ledger what is out of memory and may not be back yet; it may be told twice.
+    async fn tell_returned(&self, account: AccountId) {
+        let taken = match lock(&self.own).get(&account) {
+            Some(own) if own.returned < own.taken => own.taken,
+            _ => return,
+        };
         let boot = self.boot;
-        let given = self.servers.ask(move |ledger| ledger.clone().give_back(boot, &[(account, free)])).await;
-        if let Err(error) = given {
-            // Nobody knows whether the ledger has it: it stays out until this boot is over.
-            tracing::warn!(%error, %account, "money of this node could not be given back: it is when it has left");
+        match self.servers.ask(move |ledger| ledger.return_local(account, boot, taken)).await {
+            Ok(_) | Err(LedgerError::Stale) => {
+                if let Some(own) = lock(&self.own).get_mut(&account) {
+                    own.returned = own.returned.max(taken);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, %account, "money of this node waits to be given back");
+            }
         }
     }
 
@@ -134,6 +202,11 @@ impl Bank {
         let shard = shard_of(account);
         let Some(epoch) = self.epochs.get().map(|epochs| epochs.of(shard)) else { return };
         let pool = Pool { shard, epoch };
+        // What was leased and never installed, since a node died in between, is recalled with the rest.
+        let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+        if let Err(error) = self.lease(account, nothing).await {
+            tracing::debug!(%error, %account, "an account's pool cannot be installed");
+        }
         match self.servers.redis.recall(account, pool, AMOUNT_MAX).await {
             Ok(recalled) => {
                 let in_all = recalled.in_all;
@@ -155,9 +228,13 @@ impl Bank {
         loop {
             tick.tick().await;
             let (callers, stopped) = self.demand.round();
+            self.install_rest().await;
+            for account in self.unreturned() {
+                self.tell_returned(account).await;
+            }
             for account in stopped {
                 self.give_back(account).await;
-                self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&account);
+                lock(&self.turns).remove(&account);
             }
             for caller in callers {
                 let have = self.local.available(caller.account);
@@ -166,6 +243,13 @@ impl Bank {
                 }
             }
         }
+    }
+
+    /// Accounts whose money is out of memory and not known to be back.
+    fn unreturned(&self) -> Vec<AccountId> {
+        let own = lock(&self.own);
+        let waits = own.iter().filter(|(_, own)| own.returned < own.taken);
+        waits.map(|(account, _)| *account).collect()
     }
 
     async fn lease_local(&self, account: AccountId, want: Amount) {
@@ -177,16 +261,36 @@ impl Bank {
                 let free = ledger.free(account)?;
                 let most = Amount::from_nano(want.nano().min(free.nano() / LOCAL_PART));
                 if !most.is_positive() {
-                    return Ok(Amount::ZERO);
+                    return Ok(None);
                 }
                 let wanted = Wanted { least: Amount::from_nano(1), most };
-                ledger.lease_local(account, boot, wanted).map(|leased| leased.added)
+                ledger.lease_local(account, boot, wanted).map(Some)
             })
             .await;
         match leased {
-            Ok(added) if added.is_positive() => self.local.grant(vec![(account, added)]),
-            Ok(_) => {}
+            Ok(Some(leased)) => take_in(&self.own, &self.local, account, leased.total),
+            Ok(None) => {}
             Err(error) => tracing::debug!(%error, %account, "no money of its own for this node"),
+        }
+    }
+
+    /// Leases what a call needs that Redis cannot serve now.
+    async fn refill_here_now(&self, account: AccountId, need: Amount) -> Refill {
+        let boot = self.boot;
+        let wanted = Wanted { least: need, most: self.demand.wanted_here(account, need) };
+        let (servers, own, local) = (self.servers.clone(), Arc::clone(&self.own), Arc::clone(&self.local));
+        let lease = async move {
+            let leased = servers.ask(move |ledger| ledger.lease_local(account, boot, wanted)).await?;
+            take_in(&own, &local, account, leased.total);
+            Ok::<Leased, LedgerError>(leased)
+        };
+        match self.servers.soon(Box::pin(lease)).await {
+            Ok(leased) if leased.added.is_positive() || self.local.available(account) >= need => Refill::More,
+            Ok(leased) => Refill::Nothing { available: leased.free_left },
+            Err(error) => {
+                tracing::debug!(%error, %account, "no money of its own for this node");
+                Refill::Unknown
+            }
         }
     }
 
@@ -208,6 +312,13 @@ impl Bank {
         tokio::join!(listen, answer);
     }
 
+    /// Finds out a shard's epoch, as far as a call may wait for it; whoever finds out goes on.
+    async fn renew_soon(&self, epochs: &Arc<Epochs>, shard: u16) -> bool {
+        let epochs = Arc::clone(epochs);
+        let found = self.servers.runtime.spawn(async move { epochs.renew(&[shard]).await });
+        matches!(tokio::time::timeout(CALLS_WAIT_MAX, found).await, Ok(Ok(true)))
+    }
+
     /// An account may have more than before.
     pub(super) fn forget_poor(&self, account: AccountId) {
         self.demand.forget_poor(account);
@@ -221,7 +332,7 @@ impl Bank {
                 Ok(leased) => leased,
                 Err(LeaseError::Ledger(LedgerError::Stale) | LeaseError::Redis(RedisError::Stale(_))) => {
                     let renewed = match self.epochs.get() {
-                        Some(epochs) => epochs.renew(&[shard_of(account)]).await,
+                        Some(epochs) => self.renew_soon(epochs, shard_of(account)).await,
                         None => false,
                     };
                     return if renewed { Refill::More } else { Refill::Unknown };
@@ -273,6 +384,21 @@ impl fleet::Bank for Bank {
         came
     }
 
+    async fn refill_here(&self, account: AccountId, need: Amount) -> Refill {
+        let turn = self.turn(account);
+        let before = turn.filled_here.load(Ordering::Acquire);
+        let _mine = turn.here.lock().await;
+        // Somebody has while this one waited for its turn.
+        if turn.filled_here.load(Ordering::Acquire) != before {
+            return Refill::More;
+        }
+        let came = Box::pin(self.refill_here_now(account, need)).await;
+        if came == Refill::More {
+            turn.filled_here.fetch_add(1, Ordering::AcqRel);
+        }
+        came
+    }
+
     fn spent(&self, account: AccountId, amount: Amount, available: Amount) {
         if let Some(target) = self.demand.spent(account, amount, available)
             && self.fills.try_send((account, target)).is_err()
@@ -287,7 +413,7 @@ impl fleet::Bank for Bank {
 
     async fn renew(&self, shard: u16) -> bool {
         match self.epochs.get() {
-            Some(epochs) => Box::pin(epochs.renew(&[shard])).await,
+            Some(epochs) => self.renew_soon(epochs, shard).await,
             None => false,
         }
     }
@@ -295,15 +421,16 @@ impl fleet::Bank for Bank {
     async fn restore(&self, account: AccountId, unknown: &[UnknownBudget]) -> bool {
         for budget in unknown {
             let (scope, since) = (budget.scope.clone(), budget.begins_ms);
-            let spent = self.servers.ask(move |ledger| {
+            let servers = self.servers.clone();
+            let look = move |ledger: &Postgres| {
                 let (key, model) = match &scope {
                     Scope::Key(key) => (Some(*key), None),
                     Scope::Account => (None, None),
                     Scope::Model(model) => (None, Some(model.as_str())),
                 };
                 ledger.clone().spent(&Spent { account, key, model }, since)
-            });
-            let spent = match spent.await {
+            };
+            let spent = match self.servers.soon(async move { servers.ask(look).await }).await {
                 Ok(spent) => spent,
                 Err(error) => {
                     tracing::warn!(%error, %account, "what was spent of a budget cannot be looked up");
@@ -317,6 +444,24 @@ impl fleet::Bank for Bank {
         }
         true
     }
+}
+
+/// Takes in what the ledger has leased to this node by now, whoever asked for it.
+fn take_in(own: &Mutex<HashMap<AccountId, Own>>, local: &Embedded, account: AccountId, total: Amount) {
+    let new = {
+        let mut own = lock(own);
+        let own = own.entry(account).or_default();
+        let new = total.less(own.granted).max(Amount::ZERO);
+        own.granted = own.granted.max(total);
+        new
+    };
+    if new.is_positive() {
+        local.grant(vec![(account, new)]);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why a pool was not filled.

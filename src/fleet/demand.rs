@@ -88,6 +88,11 @@ impl Demand {
         seen.target().max(need)
     }
 
+    /// The same, of this node's own.
+    pub(super) fn wanted_here(&self, account: AccountId, need: Amount) -> Amount {
+        self.lock().get(&account).map_or(need, |seen| seen.local().max(need))
+    }
+
     /// The account's pool has been filled, or could not be.
     pub(super) fn filled(&self, account: AccountId) {
         if let Some(seen) = self.lock().get_mut(&account) {

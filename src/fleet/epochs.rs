@@ -10,13 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{BEAT, LOOK, Servers, every};
+use crate::clock;
 use crate::ledger::LedgerError;
 use crate::ledger::postgres::Epoch;
 use crate::store::fleet::Fleet;
 use crate::store::redis::{Fence, Marked, RedisError, RunId, SHARDS};
 
-/// How long a mark by another node is waited for.
+/// How long a mark by another node is waited for, and how often it is looked for.
 const MARKING: Duration = Duration::from_millis(300);
+const MARKING_LOOK: Duration = Duration::from_millis(30);
+/// How often one look may lose to other nodes before its caller is told that nobody knows.
+const LOST_MAX: u32 = 3;
 
 pub(super) struct Epochs {
     servers: Servers,
@@ -65,7 +69,8 @@ impl Epochs {
     }
 
     async fn look(&self, mut shards: Vec<u16>) -> bool {
-        let mut waited = false;
+        let mut wait_until = None;
+        let mut lost = 0;
         loop {
             let Some(known) = self.known().await else { return false };
             let mut unmarked: Vec<(u16, i64, RunId)> = vec![];
@@ -89,13 +94,18 @@ impl Epochs {
             // The node that counted it up marks it at once.
             let marking =
                 unmarked.iter().any(|(shard, _, run)| known.get(shard).is_some_and(|k| k.run == run.0));
-            if marking && !waited {
-                waited = true;
+            if marking && clock::now() < *wait_until.get_or_insert_with(|| clock::now() + MARKING) {
                 shards = unmarked.into_iter().map(|(shard, ..)| shard).collect();
-                tokio::time::sleep(MARKING).await;
+                tokio::time::sleep(MARKING_LOOK).await;
                 continue;
             }
-            return self.advance(unmarked).await && !away;
+            let Some(won_by_others) = self.advance(unmarked).await else { return false };
+            if won_by_others.is_empty() || lost == LOST_MAX {
+                return won_by_others.is_empty() && !away;
+            }
+            lost += 1;
+            wait_until = None;
+            shards = won_by_others;
         }
     }
 
@@ -132,20 +142,22 @@ impl Epochs {
         }
     }
 
-    /// Counts up, and marks what it was that counted. Whether all of these are known now.
-    async fn advance(&self, unmarked: Vec<(u16, i64, RunId)>) -> bool {
+    /// Counts up, and marks what it was that counted. Answers those that others have counted up meanwhile; `None`: of
+    /// some of them nobody knows.
+    async fn advance(&self, unmarked: Vec<(u16, i64, RunId)>) -> Option<Vec<u16>> {
         let mut by_run: HashMap<RunId, Vec<(u16, i64)>> = HashMap::new();
         for (shard, epoch, run) in unmarked {
             by_run.entry(run).or_default().push((shard, epoch));
         }
         let mut all = true;
+        let mut won_by_others = vec![];
         for (run, seen) in by_run {
             let (boot, name) = (self.boot, run.0.clone());
             let advanced = match self.servers.ask(move |ledger| ledger.advance(boot, &name, &seen)).await {
                 Ok(advanced) => advanced,
                 Err(error) => {
                     tracing::warn!(%error, "a redis that is new cannot be taken into use");
-                    return false;
+                    return None;
                 }
             };
             let marks = advanced.iter().filter(|it| it.won).map(|it| async {
@@ -153,7 +165,7 @@ impl Epochs {
                 (it.now.shard, epoch, self.servers.redis.mark(it.now.shard, &run, epoch).await)
             });
             let marks = futures::future::join_all(marks).await;
-            all &= marks.len() == advanced.len();
+            won_by_others.extend(advanced.iter().filter(|it| !it.won).map(|it| it.now.shard));
             if !marks.is_empty() {
                 tracing::info!(%run, shards = marks.len(), "another redis answers: it spends under new epochs from now on");
             }
@@ -168,7 +180,7 @@ impl Epochs {
                 }
             }
         }
-        all
+        all.then_some(won_by_others)
     }
 
     fn is_marked(&self, shard: u16, epoch: i64, run: RunId) {

@@ -20,7 +20,7 @@ pub mod reconcile;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use filters::ids::AccountId;
@@ -51,6 +51,10 @@ const BEAT: Duration = Duration::from_secs(1);
 const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 /// How long the process that leaves waits for Redis to take the last ends. The journal and the ledger have them.
 const LAST_ENDS: Duration = Duration::from_secs(2);
+/// How long a call waits for the ledger, where it has to ask at all.
+const CALLS_WAIT_MAX: Duration = Duration::from_secs(1);
+/// After the ledger did not answer one, others do not ask for so long.
+const LEDGER_AWAY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The servers that a node shares with others.
@@ -60,6 +64,8 @@ pub struct Servers {
     pub ledger: Postgres,
     prefix: String,
     runtime: Handle,
+    /// Calls do not ask the ledger before this.
+    ledger_away: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The parts of a running node.
@@ -81,7 +87,35 @@ impl Servers {
     ) -> Result<T, LedgerError> {
         let ledger = self.ledger.clone();
         let asked = self.runtime.spawn_blocking(move || what(&ledger)).await;
-        asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())))
+        let answer = asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())));
+        if matches!(answer, Err(LedgerError::Unreachable(_))) {
+            self.note_away();
+        }
+        answer
+    }
+
+    /// Does what a call waits for: not for long, and not at all when the ledger has just been away. Whatever was begun
+    /// goes on to its end, so that nothing is left half done.
+    async fn soon<T: Send + 'static, E: From<LedgerError> + Send + 'static>(
+        &self,
+        what: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E> {
+        let away = |until: &Option<Instant>| until.is_some_and(|until| clock::now() < until);
+        if away(&self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Err(LedgerError::Unreachable("it was away a moment ago".to_owned()).into());
+        }
+        let broken = match tokio::time::timeout(CALLS_WAIT_MAX, self.runtime.spawn(what)).await {
+            Ok(Ok(answer)) => return answer,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer in {CALLS_WAIT_MAX:?}"),
+        };
+        self.note_away();
+        Err(LedgerError::Unreachable(broken).into())
+    }
+
+    fn note_away(&self) {
+        let until = clock::now() + LEDGER_AWAY;
+        *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
     /// A channel that all nodes of this fleet hear.
@@ -106,6 +140,7 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
         ledger: Postgres::new(&config.postgres)?,
         prefix: config.redis.prefix.clone(),
         runtime: runtime.handle().clone(),
+        ledger_away: Arc::default(),
     };
     Ok((servers, runtime))
 }
@@ -250,8 +285,8 @@ impl Tasks {
         runtime.spawn(Arc::clone(&epochs).follow());
         runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(touch(Arc::clone(&store)));
-        runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), epochs, boot));
-        runtime.spawn(reaper::reap(servers.clone(), store, boot));
+        runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
+        runtime.spawn(reaper::reap(servers.clone(), store, epochs, boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
         runtime.spawn(reconcile::watch(servers));

@@ -16,8 +16,9 @@ use crate::store::redis::{End, Outgoing, SHARDS};
 const READ: Duration = Duration::from_secs(2);
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 256;
-/// What another node has read and not acknowledged for so long is read by this one.
-const IDLE: Duration = Duration::from_secs(30);
+/// What another node has read and not acknowledged for so long is read by this one: it is gone, or its ledger is slow, and
+/// to book twice is no harm.
+const IDLE: Duration = Duration::from_secs(10);
 
 pub(super) async fn post(servers: Servers, boot: i64) {
     let shards: Vec<u16> = (0..SHARDS).collect();

@@ -37,6 +37,12 @@ pub const LIFETIME: Duration = Duration::from_secs(10);
 /// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
 /// have emptied again before its turn.
 const TRIES_MAX: usize = 16;
+/// The most times that one admission asks for money of this node's own: other calls may take it each time.
+const TRIES_HERE_MAX: usize = 4;
+/// How long a call that has no other money waits for Redis to answer again, and how often it looks. A server that is
+/// only slow is probed every 100 ms.
+const COMES_BACK_MAX: Duration = Duration::from_millis(400);
+const COMES_BACK_LOOK: Duration = Duration::from_millis(20);
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Ends that are on their way to Redis at once.
@@ -51,6 +57,9 @@ const END_AGAIN: Duration = Duration::from_millis(200);
 pub trait Bank: Send + Sync {
     /// The pool of an account is short of `need`. Answers what came of it.
     async fn refill(&self, account: AccountId, need: Amount) -> Refill;
+
+    /// Redis does not help, and this node's own money of an account is short of `need`. Answers what came of it.
+    async fn refill_here(&self, account: AccountId, need: Amount) -> Refill;
 
     /// A hold was placed, and so much is left in its pool. Must not wait.
     fn spent(&self, account: AccountId, amount: Amount, available: Amount);
@@ -291,25 +300,13 @@ impl Holds for Fleet {
         if !inner.journal.is_writable() || inner.given_up.load(Ordering::Acquire) {
             return Err(Deny::Unavailable);
         }
-        if inner.journal.unposted() > UNBOOKED_MAX || !inner.take_place() {
+        if inner.journal.unposted() > UNBOOKED_MAX {
             return Err(Deny::Overloaded);
         }
-        match Box::pin(inner.admit_in_pool(&admit)).await {
-            Tried::Placed(ticket) => return Ok(ticket),
-            Tried::Denied(deny) => {
-                inner.leave_place();
-                return Err(deny);
-            }
-            Tried::Elsewhere => inner.leave_place(),
-        }
-        let (account, amount) = (admit.account, admit.amount);
-        // The id may be in Redis by now.
-        let placed = inner.local.admit(Admit { hold: entropy::hold_id(), ..admit }).await;
-        match placed {
-            Ok(_) => inner.bank.spent_here(account, amount),
-            // Others may have it.
-            Err(Deny::Funds { .. }) => return Err(Deny::Unavailable),
-            Err(_) => {}
+        let placed = inner.admit_once(admit.clone()).await;
+        // One answer that was late closes Redis to all for a moment: who finds nothing here waits for that long.
+        if matches!(placed, Err(Deny::Unavailable)) && inner.comes_back(shard_of(admit.account)).await {
+            return inner.admit_once(Admit { hold: entropy::hold_id(), ..admit }).await;
         }
         placed
     }
@@ -381,6 +378,32 @@ impl Inner {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// In a pool, or else with money of this node's own.
+    async fn admit_once(self: &Arc<Self>, admit: Admit) -> Result<Ticket, Deny> {
+        if !self.take_place() {
+            return Err(Deny::Overloaded);
+        }
+        match Box::pin(self.admit_in_pool(&admit)).await {
+            Tried::Placed(ticket) => return Ok(ticket),
+            Tried::Denied(deny) => {
+                self.leave_place();
+                return Err(deny);
+            }
+            Tried::Elsewhere => self.leave_place(),
+        }
+        Box::pin(self.admit_here(admit)).await
+    }
+
+    /// Waits until Redis can be asked, for as long as a call may wait for it. Whether it can.
+    async fn comes_back(&self, shard: u16) -> bool {
+        let open = async {
+            while self.redis.is_shard_open(shard) {
+                tokio::time::sleep(COMES_BACK_LOOK).await;
+            }
+        };
+        tokio::time::timeout(COMES_BACK_MAX, open).await.is_ok()
+    }
+
     async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {
         let shard = shard_of(admit.account);
         let mut id = admit.hold;
@@ -421,6 +444,26 @@ impl Inner {
         }
         // The money was taken by others each time before this call came back for it.
         Tried::Denied(Deny::Overloaded)
+    }
+
+    /// With money of this node's own, and with what the ledger has where that is too little.
+    async fn admit_here(&self, admit: Admit) -> Result<Ticket, Deny> {
+        let (account, amount) = (admit.account, admit.amount);
+        for _ in 0..TRIES_HERE_MAX {
+            // The id may be in Redis by now.
+            let placed = self.local.admit(Admit { hold: entropy::hold_id(), ..admit.clone() }).await;
+            match placed {
+                Ok(_) => self.bank.spent_here(account, amount),
+                Err(Deny::Funds { .. }) => match self.bank.refill_here(account, amount).await {
+                    Refill::More => continue,
+                    // Others may have it.
+                    Refill::Nothing { .. } | Refill::Unknown => return Err(Deny::Unavailable),
+                },
+                Err(_) => {}
+            }
+            return placed;
+        }
+        Err(Deny::Unavailable)
     }
 
     /// What a denial means for the call; `None`: it is to ask again.

@@ -298,6 +298,17 @@ impl Postgres {
         })
     }
 
+    /// Pools in use of which a boot that is lost may have spent without a trace.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    pub fn suspects(&self) -> Result<Vec<Pool>, LedgerError> {
+        let suspect =
+            "SELECT DISTINCT shard, epoch FROM lease WHERE state = 'open' AND suspect AND shard IS NOT NULL";
+        let rows = self.within(async |t| Ok(t.query(suspect, &[]).await?))?;
+        rows.iter().map(|row| Ok(Pool { shard: shard(row.try_get(0)?), epoch: row.try_get(1)? })).collect()
+    }
+
     /// Says of pools that are in use that no hold of a lost boot is left in them, and none of their outbox's entries is
     /// unposted. Says nothing of a pool that is not the current one any more.
     ///

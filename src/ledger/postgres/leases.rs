@@ -122,6 +122,23 @@ impl Postgres {
             Ok(new)
         })
     }
+
+    /// Frees what a boot has taken out of its own tranche for good. `in_all`: all that it ever took out of it; what of it
+    /// is free already is passed over, so that it may be told again. Answers what is free now and was not before.
+    ///
+    /// # Errors
+    /// [`LedgerError::Stale`] when the boot has no such tranche any more; [`LedgerError`] when the books cannot be written.
+    pub fn return_local(&self, account: AccountId, boot: i64, in_all: Amount) -> Result<Amount, LedgerError> {
+        self.within(async |t| {
+            lock_balances(t, vec![account.0]).await?;
+            let open = "SELECT id, returned FROM lease
+                        WHERE account = $1 AND boot = $2 AND state = 'open' FOR UPDATE";
+            let found = t.query_opt(open, &[&account.0, &boot]).await?;
+            let Some(row) = found else { return Err(LedgerError::Stale) };
+            let new = in_all.less(Amount::from_nano(row.try_get(1)?)).max(Amount::ZERO);
+            move_leased(t, &[Part { lease: row.try_get(0)?, account: account.0, amount: new.nano() }]).await
+        })
+    }
 }
 
 async fn lease(

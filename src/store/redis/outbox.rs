@@ -89,15 +89,21 @@ impl Redis {
     /// # Errors
     /// [`RedisError`].
     pub async fn outbox_length(&self) -> Result<u64, RedisError> {
-        let lengths = (0..SHARDS).map(|shard| async move {
-            let key = format!("{}:outbox", self.base(shard));
-            let mut cmd = redis::cmd("XLEN");
-            cmd.arg(&key);
-            let value = self.command(Lane::Background, &key, &cmd).await?;
-            redis::from_redis_value::<u64>(value).map_err(|_| RedisError::Unreadable)
-        });
+        let lengths = (0..SHARDS).map(|shard| self.outbox_length_of(shard));
         let lengths = futures::future::join_all(lengths).await;
         lengths.into_iter().try_fold(0, |sum: u64, length| Ok(sum.saturating_add(length?)))
+    }
+
+    /// How many ended holds wait in one shard.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn outbox_length_of(&self, shard: u16) -> Result<u64, RedisError> {
+        let key = format!("{}:outbox", self.base(shard));
+        let mut cmd = redis::cmd("XLEN");
+        cmd.arg(&key);
+        let value = self.command(Lane::Background, &key, &cmd).await?;
+        redis::from_redis_value::<u64>(value).map_err(|_| RedisError::Unreadable)
     }
 
     /// From now on no hold is placed with this key, by any node.

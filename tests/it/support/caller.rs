@@ -267,6 +267,11 @@ impl Caller {
     /// Reads an answer and keeps the connection.
     pub async fn next_answer(&mut self) -> Answer {
         let head = self.head().await;
+        self.body(head).await
+    }
+
+    /// Reads what follows a head.
+    pub async fn body(&mut self, head: Head) -> Answer {
         let mut answer = Answer {
             status: head.status,
             headers: head.headers,

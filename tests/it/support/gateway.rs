@@ -602,6 +602,23 @@ impl Gateway {
         Self::spawn(Arc::clone(self.folder.as_ref().expect("the folder")), self.http, self.admin, LOG, &[])
     }
 
+    /// As [`Self::again`]; `None`: the process left before it served.
+    pub fn try_again(&self) -> Option<Self> {
+        let folder = Arc::clone(self.folder.as_ref().expect("the folder"));
+        let mut next = Self::begin(folder, self.http, self.admin, LOG, &self.env, &["serve"]);
+        let began = Instant::now();
+        loop {
+            if next.log().contains("serving on") {
+                return Some(next);
+            }
+            if next.child.try_wait().expect("its state").is_some() {
+                return None;
+            }
+            assert!(began.elapsed() < PATIENCE, "it neither serves nor leaves:\n{}", next.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Kills it as a power button would.
     pub fn kill(&mut self) {
         self.child.kill().expect("kill -9");

@@ -5,6 +5,7 @@ pub mod delay;
 pub mod fleet;
 pub mod gateway;
 pub mod ledgers;
+pub mod link;
 pub mod postgres;
 pub mod redis;
 pub mod tls;

@@ -32,7 +32,7 @@ pub struct Server {
 /// A database of its own in a server.
 pub struct Database {
     pub url: String,
-    name: String,
+    pub name: String,
 }
 
 impl Server {
@@ -169,6 +169,11 @@ impl Database {
     /// Runs SQL as its owner; answers the first column of the last row, as text.
     pub fn sql(&self, text: &str) -> String {
         sql(&self.url, text)
+    }
+
+    /// As [`Self::sql`], where the server may be away.
+    pub fn try_sql(&self, text: &str) -> Result<String, String> {
+        try_sql(&self.url, text)
     }
 
     /// As [`Self::sql`], for what must be refused; answers why it was.
