@@ -114,14 +114,15 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
     let journals = config.data.join("journal");
     recover(&mut ledger, &journals, true)?;
     let begun = begin(&mut ledger, config, &journals)?;
+    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(begun.boot)?;
     let store = Arc::new(Embedded::new(leases, begun.journal.clone(), config.bounds.open_holds_max));
-    restore_budgets(&mut ledger, &store, &begun.keys)?;
+    restore_budgets(&mut ledger, &store, &keys)?;
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Box::new(Sqlite::open(&file).context("cannot open the ledger")?);
     let holds: Arc<dyn Holds> = Arc::<Embedded>::clone(&store);
-    begun.with(store, holds, (Box::new(ledger), reader), None, locks)
+    begun.with(keys, store, holds, (Box::new(ledger), reader), None, locks)
 }
 
 /// As one node of many.
@@ -132,6 +133,7 @@ fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::
     let journals = config.data.join("journal");
     recover(&mut ledger, &journals, false)?;
     let begun = begin(&mut ledger, config, &journals)?;
+    let keys = fleet::keys::first(&ledger, &config.data).context("store.postgres")?;
     let open_max = config.bounds.open_holds_max;
     let store = Arc::new(Embedded::new(vec![], begun.journal.clone(), open_max));
     let local = Arc::clone(&store);
@@ -141,13 +143,12 @@ fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::
     }
     let holds: Arc<dyn Holds> = Arc::<store::fleet::Fleet>::clone(&node.store);
     let reader = Box::new(ledger.clone());
-    begun.with(store, holds, (Box::new(ledger), reader), Some(Arc::new(node)), locks)
+    begun.with(keys, store, holds, (Box::new(ledger), reader), Some(Arc::new(node)), locks)
 }
 
 /// A boot that has begun: nothing is leased to it yet.
 struct Begun {
     boot: i64,
-    keys: KeyTable,
     journal: Journal,
     threads: Threads,
     postings: mpsc::Receiver<Posting>,
@@ -160,24 +161,24 @@ fn begin(ledger: &mut dyn Ledger, config: &Config, journals: &Path) -> anyhow::R
         bootstrap(ledger, account)?;
     }
     ledger.snapshot(clock::unix_ms())?;
-    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
     let (journal, threads) = Journal::start(journals, boot, config.bounds.open_holds_max, postings)
         .context("cannot start the journal")?;
-    Ok(Begun { boot, keys, journal, threads, postings: received })
+    Ok(Begun { boot, journal, threads, postings: received })
 }
 
 impl Begun {
     /// The ledger that posts and the one that is asked; the node, where there are others.
     fn with(
         self,
+        keys: KeyTable,
         store: Arc<Embedded>,
         holds: Arc<dyn Holds>,
         (poster, reader): (Box<dyn Ledger>, Box<dyn Ledger>),
         fleet: Option<Arc<fleet::Node>>,
         locks: Locks,
     ) -> anyhow::Result<Booted> {
-        let Self { boot, keys, journal, threads, postings } = self;
+        let Self { boot, journal, threads, postings } = self;
         let pools = fleet.as_ref().map(|node| Arc::clone(&node.store));
         let booked = move |batch: &[Settled]| {
             if let Some(pools) = &pools {
@@ -388,7 +389,7 @@ pub fn restore_budgets(
     for principal in keys.iter() {
         let account = principal.account;
         let broken = RefCell::new(None);
-        store.restore_budgets(account, principal.digest, &principal.scopes, &|key, model, since_ms| {
+        store.restore_budgets(account, principal.digest, &principal.terms.scopes, &|key, model, since_ms| {
             let scope = Scope { account, key, model };
             ledger.borrow_mut().spent(&scope, since_ms).unwrap_or_else(|error| {
                 broken.replace(Some(error));

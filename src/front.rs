@@ -24,6 +24,7 @@ use pingora::server::configuration::ServerConf;
 use pingora::server::{ListenFds, ShutdownWatch};
 use pingora::services::listening::Service;
 use pingora_proxy::{HttpProxy, http_proxy};
+use tokio::sync::watch;
 
 use crate::config::checked::Bounds;
 use crate::drain::Drain;
@@ -31,11 +32,11 @@ use crate::edge::{self, Connections, Door};
 use crate::ops::notify::Notify;
 use crate::proxy::{self, Gateway};
 
-/// Between a caller's socket and its reader, which has a buffer of its own: enough for what the door looks at.
-/// Pingora's default of 64 KiB is most of what an idle connection costs.
-const READ_BUFFER_BYTES: usize = 4 << 10;
-/// The head of an answer and a small body behind it go out in one write; Pingora's default is 1460.
-const WRITE_BUFFER_BYTES: usize = 4 << 10;
+/// Between a caller's socket and its reader, for the few bytes that the door looks at one by one; whoever reads
+/// more at once reads past it. Pingora's default of 64 KiB is most of what an idle connection costs.
+const READ_BUFFER_BYTES: usize = 256;
+/// What is written waits in our own buffer, which is there only as long as it does (`edge::line`).
+const WRITE_BUFFER_BYTES: usize = 0;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
 /// path of 100 ms until they are faster than 10 MB/s.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -154,6 +155,7 @@ fn door(
         metrics,
         bounds: live_bounds,
         refusal: proxy::unreadable,
+        closing: watch::Sender::new(false),
     }
 }
 

@@ -21,9 +21,10 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::books::Books;
-use crate::config::checked::{Bounds, Config, Listen, Listener, Store};
+use crate::config::checked::{Bounds, Config, Listen, Listener, Store, Timers};
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
+use crate::fleet::catalogue::Published;
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
 use crate::pool::Pool;
@@ -71,6 +72,10 @@ pub struct Fixed {
 
 #[derive(Debug)]
 struct State {
+    /// Of the config that serves.
+    timers: Timers,
+    /// The catalogue of the fleet, where the file names none; its version is 0 until there is one.
+    published: Option<Published>,
     applied: Version,
     /// The text that was last tried; it need not be tried again unless somebody asks.
     tried: Version,
@@ -150,10 +155,11 @@ impl Fixed {
 impl Reloader {
     /// For a process that has started with the config of this source.
     #[must_use]
-    pub fn new(source: Source, fixed: Fixed, live: Live) -> Self {
+    pub fn new(source: Source, timers: Timers, fixed: Fixed, live: Live) -> Self {
         let Source { file, version } = source;
         live.metrics.config.taken_over(&version.to_string(), 0);
-        let state = Mutex::new(State { applied: version.clone(), tried: version });
+        let state = State { timers, published: None, applied: version.clone(), tried: version };
+        let state = Mutex::new(state);
         Self { file, fixed, state, live }
     }
 
@@ -178,7 +184,17 @@ impl Reloader {
         state.tried = Version::of(&text);
         let config = config::parse(&text, variable)?;
         let needs_restart = self.fixed.differences(&config);
-        let Config { bounds, routing, drain, catalogue, accounts, listen: _, data: _, store: _ } = config;
+        #[rustfmt::skip]
+        let Config {
+            bounds, routing, drain, timers, catalogue, catalogue_of_fleet, accounts, listen: _, data: _, store: _,
+        } = config;
+        // The node's own timers may be other ones now.
+        let catalogue = match &state.published {
+            Some(published) if catalogue_of_fleet && published.version > 0 => {
+                config::parse_catalogue(&published.text, timers, variable)?
+            }
+            Some(_) | None => catalogue,
+        };
         let Live { pool, books, bounds: live_bounds, bodies, drain: live_drain, metrics, .. } = &self.live;
         let snapshot = pool.load().reloaded(catalogue, routing);
         let snapshot = snapshot.map_err(|error| Faults::one("providers", error.to_string()))?;
@@ -189,6 +205,8 @@ impl Reloader {
         live_bounds.store(Arc::new(bounds));
         live_drain.set_times(drain);
         metrics.forget_endpoints();
+        state.timers = timers;
+        state.published = catalogue_of_fleet.then(|| state.published.take().unwrap_or_default());
         state.applied = state.tried.clone();
         Ok(needs_restart)
     }
@@ -217,6 +235,63 @@ impl Reloader {
         self.live.metrics.config.refused.set(1);
         self.live.notify.ready(&format!("{}; the config file is refused: {lines}", self.live.status));
         Outcome::Refused { version, faults: faults.0 }
+    }
+
+    /// The catalogue of the fleet that this process has started with.
+    #[must_use]
+    pub fn with_catalogue(self, published: Published) -> Self {
+        self.live.metrics.config.catalogue.set(published.version);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).published = Some(published);
+        self
+    }
+
+    /// Which catalogue of the fleet serves, 0 for none yet; `None` where the config file names its own.
+    #[must_use]
+    pub fn published_version(&self) -> Option<i64> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.published.as_ref().map(|published| published.version)
+    }
+
+    /// Takes a catalogue of the fleet over, or refuses it and keeps the one that serves. Only for a process whose file
+    /// names none. Blocks: it belongs to a thread that may.
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    pub fn take_catalogue(&self, published: Published) -> Result<(), Faults> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Published { version, text } = &published;
+        let Live { pool, metrics, notify, status, .. } = &self.live;
+        let taken = config::parse_catalogue(text, state.timers, variable).and_then(|catalogue| {
+            let old = pool.load();
+            let snapshot = old.reloaded(catalogue, old.routing);
+            snapshot.map_err(|error| Faults::one("providers", error.to_string()))
+        });
+        let (word, result) = match taken {
+            Ok(snapshot) => {
+                pool.set(snapshot);
+                metrics.forget_endpoints();
+                metrics.config.catalogue.set(*version);
+                metrics.config.refused.set(0);
+                tracing::info!(version, "a new catalogue of the fleet serves");
+                state.published = Some(published);
+                ("applied", Ok(()))
+            }
+            Err(faults) => {
+                let lines = faults.to_string().replace('\n', "; ");
+                let serves = state.published.as_ref().map_or(0, |published| published.version);
+                tracing::error!(
+                    version,
+                    serves,
+                    faults = lines,
+                    "the fleet's catalogue is refused: the old one serves"
+                );
+                metrics.config.refused.set(1);
+                notify.ready(&format!("{status}; the fleet's catalogue is refused: {lines}"));
+                ("refused", Err(faults))
+            }
+        };
+        metrics.config.reloads.with_label_values(&[word]).inc();
+        result
     }
 
     /// Whether the file has another text than the one that was last tried.

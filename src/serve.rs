@@ -1,6 +1,7 @@
 //! The running gateway: Pingora's services around a booted store.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -78,7 +79,7 @@ fn serve(
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
-    let Config { listen, bounds, routing, drain, catalogue, data, .. } = config;
+    let Config { listen, bounds, routing, drain, timers, catalogue, data, .. } = config;
     drain_state.set_times(drain);
     let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
         Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
@@ -91,10 +92,7 @@ fn serve(
 
     let keys = std::mem::take(&mut booted.keys);
     let pool = Arc::new(Pool::new(Snapshot::new(catalogue, routing).context("providers")?, keys));
-    let reader = booted.reader.take().context("the ledger cannot be asked")?;
-    let others = booted.fleet.clone().map(|node| -> Arc<dyn books::Fleet> { node });
-    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(&pool), booted.boot, others);
-    let books = Arc::new(Books::new(reader, Some(live)));
+    let books = open_books(&mut booted, &pool, &data)?;
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
     let warmer = Arc::new(Warmer::default());
@@ -110,8 +108,9 @@ fn serve(
         drain: Arc::clone(&drain_state),
     };
     let may_start_heirs = source.is_some();
-    let reloader =
-        source.map(|source| Arc::new(Reloader::new(source, fixed, follow(&gateway, &notify, status(first)))));
+    let reloader = source.map(|source| {
+        Arc::new(Reloader::new(source, timers, fixed, follow(&gateway, &notify, status(first))))
+    });
     let serving = Arc::new(AtomicBool::new(false));
     let started = Arc::new(AtomicBool::new(false));
     let keeper = Keeper {
@@ -146,6 +145,17 @@ fn serve(
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     Ok(run_to_the_end(booted, &drain_state, &estate, &books))
+}
+
+/// The books of a running gateway, and what follows them on other nodes.
+fn open_books(booted: &mut Booted, pool: &Arc<Pool>, data: &Path) -> anyhow::Result<Arc<Books>> {
+    if let Some(node) = &booted.fleet {
+        node.share(pool, data);
+    }
+    let reader = booted.reader.take().context("the ledger cannot be asked")?;
+    let others = booted.fleet.clone().map(|node| -> Arc<dyn books::Fleet> { node });
+    let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(pool), booted.boot, others);
+    Ok(Arc::new(Books::new(reader, Some(live))))
 }
 
 /// What runs beside the public service.

@@ -1,6 +1,7 @@
 //! The command line: `tollgate <verb>`.
 
 mod books;
+mod catalogue;
 mod sketch;
 
 use std::net::SocketAddr;
@@ -65,6 +66,9 @@ enum Verb {
     /// The books as a whole.
     #[command(subcommand)]
     Ledger(Ledger),
+    /// The catalogue of a fleet: providers and models for all nodes whose config files name none.
+    #[command(subcommand)]
+    Catalogue(Catalogue),
     /// Say what would happen to a request: candidates and why, timers, the hold. Sends nothing.
     Explain {
         /// The file with the request's body.
@@ -90,6 +94,20 @@ enum Verb {
         #[arg(long, default_value = "{}")]
         script: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum Catalogue {
+    /// Check `providers`, `models` and `aliases` of a file and make them the fleet's. Variables stay unfilled.
+    Publish {
+        /// The file. Default: the config file itself.
+        file: Option<PathBuf>,
+        /// Who did it, for the books.
+        #[arg(long, default_value = "by hand")]
+        by: String,
+    },
+    /// Print the version and the text of the catalogue that was published last.
+    Show,
 }
 
 #[derive(Debug, Subcommand)]
@@ -341,6 +359,15 @@ impl Cli {
                 ))
             }
             Verb::Migrate { json } => books::migrate(&load(&self.config)?, json),
+            Verb::Catalogue(verb) => {
+                let config = load(&self.config)?;
+                match verb {
+                    Catalogue::Publish { file, by } => {
+                        catalogue::publish(&config, &file.unwrap_or(self.config), &by)
+                    }
+                    Catalogue::Show => catalogue::show(&config),
+                }
+            }
             Verb::Accounts(verb) => verb.run(&load(&self.config)?),
             Verb::Keys(verb) => verb.run(&load(&self.config)?),
             Verb::Ledger(Ledger::Verify { json }) => {

@@ -49,7 +49,11 @@ pub struct Config {
     pub bounds: Bounds,
     pub routing: Routing,
     pub drain: Drain,
+    /// Of an attempt, where its provider names none.
+    pub timers: Timers,
     pub catalogue: Catalogue,
+    /// The file names none: it is the one that the fleet has published.
+    pub catalogue_of_fleet: bool,
     pub accounts: Vec<Account>,
 }
 
@@ -173,7 +177,7 @@ pub struct Drain {
 }
 
 /// What can be asked for, and of whom.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Catalogue {
     pub models: HashMap<String, Arc<Model>>,
     /// Further names, each with the name of its model.
@@ -368,22 +372,53 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
         check.fault("drain", "times must be at most 7 days");
     }
-    let providers = check.providers(providers.0, timers);
-    let mut catalogue = check.catalogue(models.0, &providers);
-    catalogue.aliases = check.aliases(&aliases.0, &catalogue);
+    let catalogue_of_fleet =
+        matches!(store, Store::Fleet(_)) && providers.is_none() && models.is_none() && aliases.0.is_empty();
+    let catalogue = match (providers, models) {
+        _ if catalogue_of_fleet => Catalogue::default(),
+        (Some(providers), Some(models)) => {
+            check.whole_catalogue(raw::CatalogueFile { providers, models, aliases }, timers)
+        }
+        // Which of them is missing has been said by who read the file.
+        (_, _) => Catalogue::default(),
+    };
+    check.models_are_elsewhere = catalogue_of_fleet;
     let accounts = check.accounts(bootstrap, &catalogue);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
     match listen {
-        Some(listen) => Ok(Config { listen, data, store, bounds, routing, drain, catalogue, accounts }),
+        Some(listen) => Ok(Config {
+            listen,
+            data,
+            store,
+            bounds,
+            routing,
+            drain,
+            timers,
+            catalogue,
+            catalogue_of_fleet,
+            accounts,
+        }),
         None => Err(Faults::one("listen", "cannot be used")),
     }
+}
+
+/// The same for a catalogue alone. `timers`: where a provider names none.
+///
+/// # Errors
+/// All faults at once.
+pub fn check_catalogue(file: raw::CatalogueFile, timers: Timers) -> Result<Catalogue, Faults> {
+    let mut check = Check::default();
+    let catalogue = check.whole_catalogue(file, timers);
+    if check.faults.0.is_empty() { Ok(catalogue) } else { Err(check.faults) }
 }
 
 #[derive(Default)]
 struct Check {
     faults: Faults,
+    /// Nobody can tell from this file whether there is a model.
+    models_are_elsewhere: bool,
 }
 
 impl Check {
@@ -852,6 +887,14 @@ impl Check {
         parsed
     }
 
+    fn whole_catalogue(&mut self, file: raw::CatalogueFile, timers: Timers) -> Catalogue {
+        let raw::CatalogueFile { providers, models, aliases } = file;
+        let providers = self.providers(providers.0, timers);
+        let mut catalogue = self.catalogue(models.0, &providers);
+        catalogue.aliases = self.aliases(&aliases.0, &catalogue);
+        catalogue
+    }
+
     fn catalogue(
         &mut self,
         raw: BTreeMap<String, raw::Model>,
@@ -1149,7 +1192,7 @@ impl Check {
     }
 
     fn known_model(&mut self, path: &str, model: &str, catalogue: &Catalogue) {
-        if catalogue.model(model).is_none() {
+        if !self.models_are_elsewhere && catalogue.model(model).is_none() {
             self.fault(path, format!("there is no model `{model}`"));
         }
     }
@@ -1330,6 +1373,23 @@ bootstrap:
         ] {
             let paths: Vec<_> = faults(&with(&store)).into_iter().map(|(_, path)| path).collect();
             assert_eq!(paths, [path], "{store}");
+        }
+    }
+
+    #[test]
+    fn only_a_node_of_a_fleet_may_leave_its_catalogue_out_and_only_as_a_whole() {
+        let fleet =
+            "store: { path: d, redis: { urls: [\"redis://r\"] }, postgres: { url: postgres://p/t } }\n";
+        let listen = "listen: { http: 127.0.0.1:8080, admin: 127.0.0.1:9090 }\n";
+        let bootstrap = "bootstrap: { accounts: { a: { keys: [ { key: sk-test-alpha, models: [m] } ] } } }\n";
+        let config = parse(&format!("{listen}{fleet}{bootstrap}"), vars).unwrap_or_else(|e| panic!("{e}"));
+        assert!(config.catalogue_of_fleet && config.catalogue.models.is_empty());
+        let said = |text: &str| parse(text, vars).expect_err("faults").to_string();
+        let models = "models: {}\n";
+        assert!(said(&format!("{listen}{fleet}{models}")).contains("`providers` is missing"));
+        let embedded = format!("{listen}store: {{ embedded: {{ path: d }} }}\n");
+        for name in ["`providers` is missing", "`models` is missing"] {
+            assert!(said(&embedded).contains(name));
         }
     }
 

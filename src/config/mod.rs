@@ -62,10 +62,46 @@ pub fn read(path: &Path) -> Result<String, Faults> {
 /// # Errors
 /// All faults at once.
 pub fn parse(text: &str, var: impl Fn(&str) -> Option<String>) -> Result<Config, Faults> {
-    let document = yaml::read(text, &var)?;
-    let found = deserr::deserialize::<raw::File, _, Faults>(document.value);
+    parse_as(text, &var, missing_catalogue, checked::check)
+}
+
+/// Checks the text of a catalogue: `providers`, `models` and `aliases` of a config file and nothing else.
+///
+/// # Errors
+/// All faults at once.
+pub fn parse_catalogue(
+    text: &str,
+    timers: checked::Timers,
+    var: impl Fn(&str) -> Option<String>,
+) -> Result<checked::Catalogue, Faults> {
+    parse_as(text, &var, |_| Faults::default(), |file| checked::check_catalogue(file, timers))
+}
+
+/// `providers` and `models` may be missing together, in a fleet. Told beside whatever else cannot be read.
+fn missing_catalogue(file: &serde_json::Value) -> Faults {
+    let is_missing = |name: &str| file.get(name).is_none();
+    let in_a_fleet =
+        file.get("store").is_some_and(|it| it.get("redis").or_else(|| it.get("postgres")).is_some());
+    let mut faults = Faults::default();
+    let all = ["providers", "models"];
+    let elsewhere = in_a_fleet && all.into_iter().all(is_missing) && is_missing("aliases");
+    for name in all.into_iter().filter(|name| !elsewhere && is_missing(name)) {
+        faults.push("", format!("`{name}` is missing"));
+    }
+    faults
+}
+
+fn parse_as<R: deserr::Deserr<Faults>, T>(
+    text: &str,
+    var: &dyn Fn(&str) -> Option<String>,
+    missing: impl FnOnce(&serde_json::Value) -> Faults,
+    check: impl FnOnce(R) -> Result<T, Faults>,
+) -> Result<T, Faults> {
+    let document = yaml::read(text, var)?;
     let mut faults = document.faults;
-    let config = match found.map(checked::check) {
+    faults.0.extend(missing(&document.value).0);
+    let found = deserr::deserialize::<R, _, Faults>(document.value);
+    let config = match found.map(check) {
         Ok(Ok(config)) => Some(config),
         Ok(Err(wrong)) | Err(wrong) => {
             faults.0.extend(wrong.0);

@@ -25,16 +25,29 @@ pub struct File {
     /// How the process leaves.
     #[deserr(default)]
     pub drain: Drain,
-    /// Companies and servers that we call.
-    pub providers: Named<Provider>,
+    /// Companies and servers that we call. A node of a fleet may leave out `providers` and `models`: then they are those
+    /// that `tollgate catalogue publish` has published.
+    #[deserr(default)]
+    pub providers: Option<Named<Provider>>,
     /// What callers can ask for.
-    pub models: Named<Model>,
+    #[deserr(default)]
+    pub models: Option<Named<Model>>,
     /// Further names of models: each stands for a model or for another alias.
     #[deserr(default)]
     pub aliases: Named<String>,
     /// Accounts and keys to make when they are not there yet.
     #[deserr(default)]
     pub bootstrap: Option<Bootstrap>,
+}
+
+/// The part of a file that the nodes of a fleet may have in common.
+#[derive(Debug, Deserr)]
+#[deserr(error = Faults, deny_unknown_fields)]
+pub struct CatalogueFile {
+    pub providers: Named<Provider>,
+    pub models: Named<Model>,
+    #[deserr(default)]
+    pub aliases: Named<String>,
 }
 
 #[derive(Debug, Deserr)]

@@ -12,10 +12,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::protocols::l4::socket::SocketAddr as PingoraAddr;
 use pingora::protocols::l4::stream::Stream as Socket;
@@ -27,13 +28,16 @@ use tokio::sync::watch;
 use super::connections::Counted;
 use super::line::{Instead, Line, Refusal};
 use super::proxy_protocol::{self, Said};
-use super::{Connection, Connections, Refused, Tls};
+use super::{Connection, Connections, Refused, Tls, requests};
 use crate::clock;
 use crate::config::checked::{Bounds, ProxyProtocol};
 use crate::ops::Metrics;
 
 /// How every connection of HTTP/2 begins (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Pingora counts the wait for a further request in whole seconds.
+const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
 
 /// Lets connections in, to an app that speaks HTTP.
 pub struct Door<A> {
@@ -45,6 +49,8 @@ pub struct Door<A> {
     pub bounds: Arc<ArcSwap<Bounds>>,
     /// What is said to who speaks no HTTP/1.1.
     pub refusal: Refusal,
+    /// Turns true when no request is waited for any more.
+    pub closing: watch::Sender<bool>,
 }
 
 /// One of the addresses at which callers connect.
@@ -60,27 +66,53 @@ impl<A: HttpServerApp + Send + Sync + 'static> ServerApp for Door<A>
 where
     Self: Send + Sync,
 {
-    /// A connection's whole life.
+    /// Lets a connection in; its life is a task of its own. Pingora's has room for a handshake of TLS, and would
+    /// keep 17 KiB for it as long as the connection lives.
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        let line = match self.open(stream).await {
-            Ok(line) => line,
+        match self.open(stream).await {
+            Ok(line) => begin(live(Arc::clone(self), Box::new(line), shutdown.clone())),
             Err(why) => {
                 self.metrics.connections_refused.with_label_values(&[why.word()]).inc();
                 tracing::debug!(why = why.word(), "a connection was not let in");
-                return None;
             }
-        };
-        let connection = Arc::clone(&line.connection);
-        let (end, ends) = watch::channel(false);
-        tokio::select! {
-            _closed = self.app.process_new(Box::new(line), &ends) => {}
-            () = tell(end, shutdown.clone(), &connection) => {}
         }
         None
     }
 
     async fn cleanup(&self) {
+        self.closing.send_replace(true);
         self.app.http_cleanup().await;
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the drain waits for calls, not for connections; neither do Pingora's tasks"
+)]
+fn begin(life: impl Future<Output = ()> + Send + 'static) {
+    drop(tokio::spawn(life));
+}
+
+/// A connection's life, after it was let in. Like Pingora's own it ends by itself or with the runtime; what is
+/// under way in it is known to the drain.
+async fn live<A>(door: Arc<Door<A>>, line: Box<Line>, shutdown: ShutdownWatch)
+where
+    A: HttpServerApp + Send + Sync + 'static,
+{
+    let connection = Arc::clone(&line.connection);
+    let (end, ends) = watch::channel(false);
+    let serve = async {
+        if connection.http2 {
+            door.app.process_new(line, &ends).await;
+            return;
+        }
+        // As long as the gateway lets a connection live on after a request.
+        let keepalive = || door.bounds.load().keepalive.max(KEEPALIVE_MIN);
+        requests::serve(&door.app, line, &ends, door.closing.subscribe(), keepalive).await;
+    };
+    tokio::select! {
+        () = serve => {}
+        () = tell(end, shutdown, &connection) => {}
     }
 }
 
@@ -148,6 +180,8 @@ impl<A> Door<A> {
             write_clock: None,
             start: vec![],
             instead: Instead::Nothing,
+            ahead: Bytes::new(),
+            unsent: BytesMut::new(),
             _counted: counted,
         })
     }

@@ -7,18 +7,22 @@
 //!   has to send when all its streams are done. When something could not be written for
 //!   `bounds.write_timeout`, the write fails, and with it all that waits behind it.
 //!
+//! Two buffers too, which are there only while they hold something, since most connections of most hours are
+//! idle: what came before Pingora was asked to read it ([`Line::stirs`]), and what waits for a flush.
+//!
 //! And one answer: to what it cannot read as HTTP/1.1, Pingora says a bare 400 by itself. Nothing has
 //! been handed to us then, so whatever it writes is replaced by an error as callers know it.
 
 use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::SslDigest;
 use pingora::protocols::{
@@ -35,6 +39,10 @@ use crate::clock;
 
 /// What is kept of a head, to tell its dialect when it is none.
 const START_BYTES_MAX: usize = 64;
+/// What is read of a request before it is Pingora's: most heads, and as much as Pingora reads at once.
+const AHEAD_BYTES_MAX: usize = 4 << 10;
+/// The head of an answer and a small body behind it go out in one write, and in one record of TLS.
+const UNSENT_BYTES_MAX: usize = 4 << 10;
 
 /// What is said instead of Pingora's bare 400, by how the head began.
 pub(super) type Refusal = fn(&[u8]) -> Bytes;
@@ -52,6 +60,10 @@ pub(super) struct Line {
     pub(super) write_clock: Option<Pin<Box<Sleep>>>,
     pub(super) start: Vec<u8>,
     pub(super) instead: Instead,
+    /// Came, and was not read yet.
+    pub(super) ahead: Bytes,
+    /// Was written, and not sent yet.
+    pub(super) unsent: BytesMut,
     /// Goes with the socket.
     pub(super) _counted: Counted,
 }
@@ -67,6 +79,18 @@ pub(super) enum Instead {
 }
 
 impl Line {
+    /// Waits until the caller sends something, and keeps it for the next read. `false`: nothing comes any more.
+    pub(super) async fn stirs(&mut self) -> bool {
+        std::future::poll_fn(|cx| {
+            let mut space = [MaybeUninit::uninit(); AHEAD_BYTES_MAX];
+            let mut buf = ReadBuf::uninit(&mut space);
+            let read = ready!(Pin::new(&mut *self).poll_read(cx, &mut buf));
+            self.ahead = Bytes::copy_from_slice(buf.filled());
+            Poll::Ready(read.is_ok() && !self.ahead.is_empty())
+        })
+        .await
+    }
+
     /// Whether a clock that is wanted until `until` has run out; else it wakes us when it does.
     fn has_run_out(clock: &mut Option<Pin<Box<Sleep>>>, until: Instant, cx: &mut Context<'_>) -> bool {
         let until = tokio::time::Instant::from_std(until);
@@ -111,6 +135,36 @@ impl Line {
         }
     }
 
+    /// Makes room for so many bytes more. Whether they shall wait there for a flush: else they are too many.
+    fn poll_room(&mut self, cx: &mut Context<'_>, more: usize) -> Poll<io::Result<bool>> {
+        if self.unsent.len() + more > UNSENT_BYTES_MAX {
+            ready!(self.poll_unsent(cx))?;
+        }
+        let waits = more < UNSENT_BYTES_MAX;
+        if waits && self.unsent.capacity() == 0 {
+            self.unsent.reserve(UNSENT_BYTES_MAX);
+        }
+        Poll::Ready(Ok(waits))
+    }
+
+    /// Writes what waits, and gives its buffer back.
+    fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.unsent.is_empty() {
+            match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.unsent))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.unsent.advance(written),
+            }
+        }
+        self.unsent = BytesMut::new();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes all that is not sent yet, first what waits and then what is said instead.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_unsent(cx))?;
+        self.poll_instead(cx)
+    }
+
     /// Writes what is said instead.
     fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Instead::This(rest) = &mut self.instead
@@ -129,6 +183,11 @@ impl Line {
 impl AsyncRead for Line {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let line = self.get_mut();
+        if !line.ahead.is_empty() {
+            let count = line.ahead.len().min(buf.remaining());
+            buf.put_slice(&line.ahead.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let read = Pin::new(&mut line.inner).poll_read(cx, buf);
         if read.is_ready() {
@@ -158,7 +217,15 @@ impl AsyncWrite for Line {
             line.replace();
             return Poll::Ready(Ok(buf.len()));
         }
-        let written = Pin::new(&mut line.inner).poll_write(cx, buf);
+        let written = match line.poll_room(cx, buf.len()) {
+            Poll::Ready(Ok(true)) => {
+                line.unsent.extend_from_slice(buf);
+                Poll::Ready(Ok(buf.len()))
+            }
+            Poll::Ready(Ok(false)) => Pin::new(&mut line.inner).poll_write(cx, buf),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        };
         line.bounded(written, cx)
     }
 
@@ -168,11 +235,20 @@ impl AsyncWrite for Line {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let line = self.get_mut();
+        let bytes = bufs.iter().map(|buf| buf.len()).sum();
         if line.is_pingoras() {
             line.replace();
-            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+            return Poll::Ready(Ok(bytes));
         }
-        let written = Pin::new(&mut line.inner).poll_write_vectored(cx, bufs);
+        let written = match line.poll_room(cx, bytes) {
+            Poll::Ready(Ok(true)) => {
+                bufs.iter().for_each(|buf| line.unsent.extend_from_slice(buf));
+                Poll::Ready(Ok(bytes))
+            }
+            Poll::Ready(Ok(false)) => Pin::new(&mut line.inner).poll_write_vectored(cx, bufs),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        };
         line.bounded(written, cx)
     }
 
@@ -182,7 +258,7 @@ impl AsyncWrite for Line {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let line = self.get_mut();
-        let flushed = match line.poll_instead(cx) {
+        let flushed = match line.poll_rest(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut line.inner).poll_flush(cx),
             other => other,
         };
@@ -191,7 +267,7 @@ impl AsyncWrite for Line {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let line = self.get_mut();
-        let closed = match line.poll_instead(cx) {
+        let closed = match line.poll_rest(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut line.inner).poll_shutdown(cx),
             other => other,
         };

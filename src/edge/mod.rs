@@ -5,7 +5,7 @@
 //! a head may take, and knows no PROXY protocol: its hook before TLS is not called on plain listeners.
 //! `door` lets a connection in, step by step; `connections` counts; `proxy_protocol` says whose it is;
 //! `tls` shows our certificate, the newest good one; `line` is the stream that Pingora reads from, with
-//! a clock on heads and writes; `connection` is what a request may know of its connection.
+//! a clock on heads and writes; `requests` waits for each request of HTTP/1.1; `connection` is what a request may know of its connection.
 //!
 //! A connection that is not let in is closed without a word: who speaks no HTTP yet cannot be answered.
 
@@ -14,6 +14,7 @@ mod connections;
 mod door;
 mod line;
 mod proxy_protocol;
+mod requests;
 mod tls;
 
 pub use connection::Connection;

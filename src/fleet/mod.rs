@@ -7,13 +7,18 @@
 //! `frozen` (what a lost Redis still owes), `reaper` (holds of nodes that are gone), `bank` (tranches).
 
 mod bank;
+pub mod catalogue;
 mod demand;
 mod epochs;
 mod frozen;
+pub mod health;
+mod kept;
+pub mod keys;
 mod outbox;
 mod reaper;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -27,11 +32,14 @@ use crate::config::checked;
 use crate::journal::Journal;
 use crate::ledger::postgres::Postgres;
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::pool::Pool;
 use crate::store::redis::Redis;
 use crate::store::{Embedded, fleet};
 
 use bank::Bank;
 use epochs::Epochs;
+use health::Health;
+use keys::Keys;
 
 /// How often Redis is told which calls run, and the ledger that this node lives.
 const BEAT: Duration = Duration::from_secs(1);
@@ -56,6 +64,7 @@ pub struct Node {
     pub store: Arc<fleet::Fleet>,
     bank: Arc<Bank>,
     epochs: Arc<Epochs>,
+    keys: OnceLock<Arc<Keys>>,
     /// `None` once it has stopped.
     runtime: Mutex<Option<Runtime>>,
 }
@@ -122,13 +131,24 @@ impl Node {
         runtime.spawn(beat(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(touch(Arc::clone(&store)));
         runtime.spawn(frozen::report(servers.clone(), Arc::clone(&store), Arc::clone(&epochs), boot));
-        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store)));
+        runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
         runtime.spawn(Arc::clone(&bank).fill(low));
         runtime.spawn(Arc::clone(&bank).keep_tranches());
         runtime.spawn(Arc::clone(&bank).hear());
-        Self { servers, store, bank, epochs, runtime: Mutex::new(Some(runtime)) }
+        Self { servers, store, bank, epochs, keys: OnceLock::new(), runtime: Mutex::new(Some(runtime)) }
+    }
+
+    /// Shares keys, and what is seen of upstreams, with the other nodes. `folder` keeps what a cold start needs.
+    pub fn share(&self, pool: &Arc<Pool>, folder: &Path) {
+        let Servers { redis, ledger, runtime, .. } = &self.servers;
+        let (pool, folder) = (Arc::clone(pool), folder.to_owned());
+        let keys = Arc::new(Keys::new(redis.clone(), ledger.clone(), Arc::clone(&pool), folder));
+        let health = Health::new(redis.clone(), pool);
+        let followed = Arc::clone(self.keys.get_or_init(|| keys));
+        runtime.spawn(async move { followed.run().await });
+        runtime.spawn(async move { health.run().await });
     }
 
     /// Waits until Redis is ready to spend, at most so long: calls before that would go on this node's own money.
@@ -154,7 +174,12 @@ impl Fleet for Node {
         self.servers.runtime.block_on(self.bank.recall(account));
     }
 
-    fn keys_changed(&self) {}
+    fn keys_changed(&self) {
+        let Some(keys) = self.keys.get() else { return };
+        if let Err(error) = self.servers.runtime.block_on(keys.changed()) {
+            tracing::warn!(%error, "other nodes hear of changed keys when redis is back");
+        }
+    }
 
     fn balance_changed(&self, account: AccountId) {
         self.bank.forget_poor(account);

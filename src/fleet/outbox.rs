@@ -1,4 +1,4 @@
-//! Ends that their node could not post: it is gone with its disk, or slow.
+//! Ends that their node could not post: it is gone with its disk, or slow; and holds that nobody ended.
 //!
 //! Every end stands in Redis' outbox too. The ledger passes over what it has.
 
@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Servers, every};
+use crate::clock;
 use crate::journal::Settled;
-use crate::ledger::Ledger as _;
+use crate::ledger::postgres::Reaped;
+use crate::ledger::{Ledger as _, LedgerError};
 use crate::store::redis::{End, Outgoing, SHARDS};
 
 /// How often the outboxes are read: a node posts from its journal much sooner.
@@ -31,23 +33,18 @@ pub(super) async fn post(servers: Servers, boot: i64) {
                 continue;
             }
         };
-        let batch: Vec<Settled> = read
-            .iter()
-            .filter_map(|it| match &it.end {
-                End::Settled(settled) => Some(settled.clone()),
-                // Nobody reaps by deadline alone: see `reaper`.
-                End::Reaped { .. } => None,
-            })
-            .collect();
-        if let Err(error) = servers.ask(move |ledger| ledger.clone().post(boot, &batch)).await {
+        let mut ids: HashMap<u16, Vec<String>> = HashMap::new();
+        let (mut settled, mut reaped) = (vec![], vec![]);
+        for Outgoing { shard, id, end } in read {
+            ids.entry(shard).or_default().push(id);
+            match end {
+                End::Settled(end) => settled.push(end),
+                End::Reaped { hold, boot, cost } => reaped.push(Reaped { hold, boot, checkpoint: cost }),
+            }
+        }
+        if let Err(error) = book(&servers, boot, settled, reaped).await {
             tracing::warn!(%error, "the outbox waits for the ledger");
             continue;
-        }
-        let mut ids: HashMap<u16, Vec<String>> = HashMap::new();
-        for Outgoing { shard, id, end } in read {
-            if matches!(end, End::Settled(_)) {
-                ids.entry(shard).or_default().push(id);
-            }
         }
         for (shard, ids) in ids {
             if let Err(error) = servers.redis.outbox_acknowledge(shard, &ids).await {
@@ -55,4 +52,17 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             }
         }
     }
+}
+
+async fn book(
+    servers: &Servers,
+    boot: i64,
+    settled: Vec<Settled>,
+    reaped: Vec<Reaped>,
+) -> Result<(), LedgerError> {
+    let booked = servers.ask(move |ledger| {
+        ledger.clone().post(boot, &settled)?;
+        ledger.post_reaped(&reaped, clock::unix_ms())
+    });
+    booked.await.map(|_| ())
 }

@@ -1,108 +1,47 @@
-//! Holds of nodes that are gone.
+//! Holds that nobody touches any more.
 //!
-//! A hold of a node that lives is never touched, however long nobody heard of it: the node's journal has its end. One
-//! whose boot is over ends at what the ledger has booked for it; of one whose journal is lost the last checkpoint is
-//! charged, in the ledger first, and the rest goes to suspense.
+//! Redis takes such a hold out, gives nothing of it back, and says so in the outbox; what becomes of it is decided in the
+//! ledger (`ledger::postgres::reaped`), by what is booked and by what is known of its boot. So it does no harm when
+//! the node lives after all: its own end settles the difference. What a live node does not hold any more (an admission
+//! whose answer was lost, and whose void came late) it says here, so that nothing waits for it.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use filters::ids::HoldId;
-use filters::meter::Used;
-use filters::money::{Amount, settle};
-
 use super::{Servers, every};
-use crate::clock;
-use crate::journal::{Pool, Settled};
+use crate::journal::Pool;
 use crate::ledger::LedgerError;
-use crate::ledger::postgres::BootState;
 use crate::store::fleet::Fleet;
-use crate::store::redis::{Overdue, SHARDS};
+use crate::store::redis::SHARDS;
 
 /// How often it is looked for them.
 const LOOK_FOR: Duration = Duration::from_secs(2);
-/// When one that may not be ended yet is looked at again.
-const AGAIN: Duration = Duration::from_secs(10);
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 64;
 
-pub(super) async fn reap(servers: Servers, store: Arc<Fleet>) {
+pub(super) async fn reap(servers: Servers, store: Arc<Fleet>, boot: i64) {
     let mut tick = every(LOOK_FOR);
     loop {
         tick.tick().await;
-        let looks = (0..SHARDS).map(|shard| Pool { shard, epoch: store.epoch(shard) });
-        let looks = looks.filter(|pool| pool.epoch > 0).map(|pool| {
-            let redis = &servers.redis;
-            async move { redis.overdue(pool, AT_ONCE, AGAIN).await.ok().map(|overdue| (pool, overdue)) }
-        });
-        for (pool, overdue) in futures::future::join_all(looks).await.into_iter().flatten() {
-            if !overdue.is_empty()
-                && let Err(error) = end(&servers, pool, overdue).await
-            {
-                tracing::warn!(%error, shard = pool.shard, "holds of a node that is gone cannot be ended yet");
-            }
+        let pools = (0..SHARDS).map(|shard| Pool { shard, epoch: store.epoch(shard) });
+        let looks = pools.filter(|pool| pool.epoch > 0).map(|pool| servers.redis.reap(pool, AT_ONCE));
+        for reaped in futures::future::join_all(looks).await.into_iter().flatten().flatten() {
+            tracing::info!(hold = %reaped, "nobody has touched a hold for its lifetime: the ledger decides");
+        }
+        if let Err(error) = finish(&servers, &store, boot).await {
+            tracing::debug!(%error, "what waits of this node's reaped holds cannot be finished yet");
         }
     }
 }
 
-async fn end(servers: &Servers, pool: Pool, overdue: Vec<Overdue>) -> Result<(), LedgerError> {
-    let boots: HashSet<i64> = overdue.iter().map(|it| it.boot).collect();
-    let boots: Vec<i64> = boots.into_iter().collect();
-    let states = servers.ask(move |ledger| ledger.boot_states(&boots)).await?;
-    let states: HashMap<i64, BootState> = states.into_iter().collect();
-    // A boot that nobody knows is of another ledger; its holds are not ours to end.
-    let is_lost = |it: &&Overdue| states.get(&it.boot) == Some(&BootState::Lost);
-    let lost: Vec<Settled> = overdue.iter().filter(is_lost).map(checkpoint).collect();
-    let gone: Vec<Overdue> = overdue
-        .iter()
-        .filter(|it| matches!(states.get(&it.boot), Some(BootState::Over | BootState::Lost)))
-        .cloned()
-        .collect();
+/// Of the holds that were taken from this node: nothing comes of those that it does not know.
+async fn finish(servers: &Servers, store: &Fleet, boot: i64) -> Result<(), LedgerError> {
+    let waiting = servers.ask(move |ledger| ledger.reaped(boot)).await?;
+    let gone = store.not_ours(waiting);
     if gone.is_empty() {
         return Ok(());
     }
-    let ids: Vec<HoldId> = gone.iter().map(|it| HoldId(it.hold.id)).collect();
-    let booked = servers
-        .ask(move |ledger| {
-            ledger.post_lost(&lost)?;
-            ledger.settlings(&ids)
-        })
-        .await?;
-    let booked: HashMap<HoldId, Amount> = booked.into_iter().map(|it| (it.hold, it.taken)).collect();
-    for overdue in gone {
-        let charged = booked.get(&HoldId(overdue.hold.id)).copied().unwrap_or(Amount::ZERO);
-        match servers.redis.end_overdue(pool, &overdue, charged).await {
-            Ok(_) => tracing::info!(
-                hold = %HoldId(overdue.hold.id), boot = overdue.boot, %charged, "a hold of a node that is gone has ended"
-            ),
-            Err(error) => tracing::debug!(%error, "a hold of a node that is gone cannot be ended yet"),
-        }
-    }
+    let freed = servers.ask(move |ledger| ledger.finish_reaped(boot, &gone)).await?;
+    tracing::info!(%freed, "holds that this node gave up are free again");
     Ok(())
-}
-
-/// What a hold is charged of which no more is known than its last checkpoint.
-fn checkpoint(overdue: &Overdue) -> Settled {
-    let Overdue { hold, cost, .. } = overdue;
-    let held = Amount::from_nano(hold.amount);
-    Settled {
-        id: hold.id,
-        account: hold.account,
-        request: hold.request.clone(),
-        model: hold.model.clone(),
-        endpoint: String::new(),
-        attempts: 0,
-        parts: Settled::parts_of(&settle(held, (*cost).min(held), Amount::ZERO)),
-        provider_cost: 0,
-        abandoned: 0,
-        key: hold.key,
-        held_ms: hold.at_ms,
-        price_version: hold.price_version,
-        tokens: Settled::tokens_of(&Used::default().usage),
-        estimated: true,
-        anomaly: false,
-        at_ms: clock::unix_ms(),
-        pool: hold.pool,
-    }
 }

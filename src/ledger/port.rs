@@ -196,7 +196,7 @@ pub struct NewKey<'a> {
 }
 
 /// A caller's key, without the key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KeyRecord {
     pub digest: KeyDigest,
     pub account: AccountId,

@@ -79,6 +79,8 @@ pub struct ConfigMetrics {
     applied: Gauge,
     /// The config that serves.
     version: IntGaugeVec,
+    /// The catalogue of the fleet that serves.
+    pub catalogue: IntGauge,
 }
 
 fn config_applied() -> Opts {
@@ -204,7 +206,7 @@ impl ConfigMetrics {
             refused: gauge(
                 r,
                 "config_refused",
-                "1 while the config file has faults and an older config serves.",
+                "1 while the config file or the fleet's catalogue has faults and an older one serves.",
             )?,
             needs_restart: gauge(
                 r,
@@ -213,6 +215,12 @@ impl ConfigMetrics {
             )?,
             applied: register(r, Gauge::with_opts(config_applied())?)?,
             version: register(r, IntGaugeVec::new(config_version(), &["version"])?)?,
+            catalogue: gauge(
+                r,
+                "config_catalogue_version",
+                "The version of the fleet's catalogue that serves; 0 where the config file names its own, or none was \
+                 published.",
+            )?,
         })
     }
 

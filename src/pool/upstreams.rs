@@ -15,8 +15,13 @@ use filters::upstream::board::{
 };
 use filters::upstream::watchdog::{Form, Limits, Timing};
 
+use tokio::sync::Notify;
+
 use crate::config::checked::{Catalogue, Routing};
 use crate::{clock, entropy};
+
+/// A call that only the fleet could let through waits so long for its word.
+const CLAIM_WAIT: Duration = Duration::from_millis(60);
 
 /// What a node knows of its upstreams.
 pub struct Upstreams {
@@ -26,6 +31,16 @@ pub struct Upstreams {
     models: HashMap<String, HashMap<Operation, ModelId>>,
     /// By [`EndpointId`].
     names: Vec<String>,
+    bell: Arc<Bell>,
+}
+
+/// Between calls, and whoever carries news to other nodes.
+#[derive(Default)]
+pub struct Bell {
+    /// There are news that should not wait.
+    pub urgent: Notify,
+    /// The fleet has been heard.
+    pub heard: Notify,
 }
 
 /// One attempt, as far as the board has to hear of it. Ends once; a dropped one counts for nothing.
@@ -52,17 +67,23 @@ impl Upstreams {
     /// Upstreams of which nothing is known yet.
     #[must_use]
     pub fn new(catalogue: &Catalogue, routing: &Routing) -> Arc<Self> {
-        Self::build(catalogue, routing, |layout| Board::new(clock::now(), layout))
+        Self::build(catalogue, routing, Arc::default(), |layout| Board::new(clock::now(), layout))
     }
 
     /// Upstreams of another catalogue, with all that is known of those in both. Attempts that run now
     /// end on the old ones: what they find out is not carried over.
     #[must_use]
     pub fn reloaded(&self, catalogue: &Catalogue, routing: &Routing) -> Arc<Self> {
-        Self::build(catalogue, routing, |layout| self.lock().reloaded(clock::now(), layout))
+        let bell = Arc::clone(&self.bell);
+        Self::build(catalogue, routing, bell, |layout| self.lock().reloaded(clock::now(), layout))
     }
 
-    fn build(catalogue: &Catalogue, routing: &Routing, board: impl FnOnce(Layout) -> Board) -> Arc<Self> {
+    fn build(
+        catalogue: &Catalogue,
+        routing: &Routing,
+        bell: Arc<Bell>,
+        board: impl FnOnce(Layout) -> Board,
+    ) -> Arc<Self> {
         let mut providers: Vec<&str> = vec![];
         let mut endpoints = vec![];
         for endpoint in &catalogue.endpoints {
@@ -103,19 +124,59 @@ impl Upstreams {
         }
         let names = endpoints.iter().map(|spec| spec.name.clone()).collect();
         let board = board(Layout { endpoints, models });
-        Arc::new(Self { board: Mutex::new(board), models: ids, names })
+        Arc::new(Self { board: Mutex::new(board), models: ids, names, bell })
     }
 
     /// Whom to ask.
     #[must_use]
     pub fn candidates(&self, ask: &Ask<'_>) -> Found {
-        entropy::with_rng(|rng| self.lock().candidates(clock::now(), ask, rng))
+        entropy::with_rng(|rng| self.with_board(|board, now| board.candidates(now, ask, rng)))
+    }
+
+    /// The same for a call that nobody can be asked for but by the fleet's leave: waits for its word, once. Only
+    /// where every route refuses and other nodes can be heard.
+    pub async fn candidates_of_fleet(&self, ask: &Ask<'_>) -> Found {
+        let heard = self.bell.heard.notified();
+        match self.candidates(ask) {
+            Found::AllRefused { gate: Some(_), .. } => {
+                // Without an answer in time it is as it was.
+                let _in_time = tokio::time::timeout(CLAIM_WAIT, heard).await.is_ok();
+                self.candidates(ask)
+            }
+            found @ (Found::Plan(_) | Found::AllRefused { gate: None, .. } | Found::NoneFits(_)) => found,
+        }
+    }
+
+    /// What is between calls and other nodes.
+    #[must_use]
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// By [`ModelId`]: what a model is called in the fleet.
+    #[must_use]
+    pub fn gate_names(&self) -> Vec<String> {
+        let board = self.lock();
+        let models = board.layout().models.iter();
+        models.map(|spec| format!("{}/{}", spec.name, spec.operation.word())).collect()
+    }
+
+    /// Lets one look at the board, and rings when that has left news that should not wait.
+    pub fn with_board<T>(&self, act: impl FnOnce(&mut Board, Instant) -> T) -> T {
+        let mut board = self.lock();
+        let result = act(&mut board, clock::now());
+        if board.has_urgent_news() {
+            self.bell.urgent.notify_one();
+        }
+        result
     }
 
     /// Before an attempt. `form`: of what the upstream is asked for; `last`: nobody is left behind it.
     pub fn begin(self: &Arc<Self>, pass: &mut Pass, route: Route, form: Form, last: bool) -> Asked {
         pass.comes_as(form);
-        match entropy::with_rng(|rng| self.lock().begin(clock::now(), pass, route, last, rng)) {
+        let begun =
+            |board: &mut Board, now| entropy::with_rng(|rng| board.begin(now, pass, route, last, rng));
+        match self.with_board(begun) {
             Begun::Go { ticket, first_byte, first_event } => {
                 Asked::Go(Leg { upstreams: Arc::clone(self), ticket, first_byte, first_event })
             }
@@ -192,7 +253,7 @@ impl Upstreams {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, notice: Option<Notice>, endpoint: EndpointId) {
+    pub(crate) fn say(&self, notice: Option<Notice>, endpoint: EndpointId) {
         let endpoint = self.names.get(endpoint.0).map_or("", String::as_str);
         match notice {
             None => {}
@@ -227,9 +288,10 @@ impl Leg {
     /// The first meaningful event is in hand.
     pub fn answered(&mut self, timing: Timing) {
         let endpoint = self.ticket.route().endpoint;
-        let mut board = self.upstreams.lock();
-        let notice = entropy::with_rng(|rng| board.answered(clock::now(), &mut self.ticket, timing, rng));
-        drop(board);
+        let ticket = &mut self.ticket;
+        let answered =
+            |board: &mut Board, now| entropy::with_rng(|rng| board.answered(now, ticket, timing, rng));
+        let notice = self.upstreams.with_board(answered);
         self.upstreams.say(notice, endpoint);
     }
 
@@ -237,7 +299,8 @@ impl Leg {
     pub fn ended(self, outcome: Outcome) -> Option<Instant> {
         let Self { upstreams, ticket, .. } = self;
         let endpoint = ticket.route().endpoint;
-        let ended = entropy::with_rng(|rng| upstreams.lock().end(clock::now(), ticket, outcome, rng));
+        let ended = |board: &mut Board, now| entropy::with_rng(|rng| board.end(now, ticket, outcome, rng));
+        let ended = upstreams.with_board(ended);
         upstreams.say(ended.notice, endpoint);
         ended.not_before
     }

@@ -53,7 +53,7 @@ impl Gateway {
         let facts = read(operation, &body.bytes).await?;
         let named = Choices::named(&snapshot, &principal, operation, &facts)?;
         let wish = Wish { ctx, operation, principal: &principal, facts: &facts };
-        let plan = wish.plan(&snapshot, &named)?;
+        let plan = wish.plan(&snapshot, &named).await?;
         let (ticket, choices) = match self.hold(&wish, named.within(&plan), &body.bytes).await {
             Ok(held) => held,
             Err(rejection) => {
@@ -81,7 +81,7 @@ impl Gateway {
             current: None,
             gate,
             first_attempt: None,
-            abandoned_max: principal.abandoned_max,
+            abandoned_max: principal.terms.abandoned_max,
         })
     }
 
@@ -106,7 +106,7 @@ impl Gateway {
         }
         // Never more than half of what is there: one call must not take all of it.
         let half = Amount::from_nano(available.nano() / 2);
-        let least = wish.principal.clamp_min;
+        let least = wish.principal.terms.clamp_min;
         if let Some(choices) = least.and_then(|least| choices.clamped(wish.facts, half, least)) {
             let amount = choices.amount(wish.facts).map_err(too_dear)?;
             let placed = self.place(wish, &choices, amount).await;
@@ -127,7 +127,7 @@ impl Gateway {
             price_version: choices.first().map_or(0, |choice| choice.model.price.version),
             // The bound in bytes would use up a minute's tokens with prompts that are a quarter of it.
             tokens: choices.tokens(wish.own_input()),
-            scopes: Arc::clone(&wish.principal.scopes),
+            scopes: Arc::clone(&wish.principal.terms.scopes),
         };
         self.holds.admit(admit).await
     }
@@ -176,16 +176,16 @@ struct Wish<'a> {
 
 impl Wish<'_> {
     /// Room 3: whom to ask, or why nobody can be asked.
-    fn plan(&self, snapshot: &Snapshot, named: &Choices) -> Result<Plan, Rejection> {
+    async fn plan(&self, snapshot: &Snapshot, named: &Choices) -> Result<Plan, Rejection> {
         let ask = Ask {
             models: &named.ids(),
             form: if self.facts.stream { Form::Stream } else { Form::Whole },
             prompt_tokens: self.own_input(),
             preferences: &self.facts.preferences,
         };
-        match snapshot.upstreams.candidates(&ask) {
+        match snapshot.upstreams.candidates_of_fleet(&ask).await {
             Found::Plan(plan) => Ok(plan),
-            Found::AllRefused { soonest, rate_limited } => {
+            Found::AllRefused { soonest, rate_limited, gate: _ } => {
                 let wait = soonest.saturating_duration_since(clock::now()).max(FULL_RETRY_AFTER);
                 let (reason, message) = if rate_limited {
                     (Reason::RateLimited, "Every upstream of this model is over its rate limit.")

@@ -62,7 +62,7 @@ impl Choices {
             let served = snapshot.upstreams.model(&model.name, operation);
             let id = served.ok_or_else(|| not_here(&snapshot.catalogue, &model, operation, param))?;
             check_priced(facts, &model)?;
-            let bound = hold::bound(facts, &model.limits, principal.default_output_tokens);
+            let bound = hold::bound(facts, &model.limits, principal.terms.default_output_tokens);
             all.push(Choice { model, id, bound });
         }
         Ok(Self { operation, all })

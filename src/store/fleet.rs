@@ -13,7 +13,6 @@
 //! more, then its claims are told: see docs/model-check.md.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -111,9 +110,15 @@ struct State {
     /// Holds that may be in a pool: asked for, or placed.
     holds: HashMap<u128, InPool>,
     /// Charges that are not known to be booked.
-    unbooked: HashMap<(Pool, AccountId), Amount>,
+    unbooked: HashMap<u128, Unbooked>,
     /// How calls that were left early stand, by key.
     hours: HashMap<KeyDigest, Hour>,
+}
+
+struct Unbooked {
+    pool: Pool,
+    account: AccountId,
+    charged: Amount,
 }
 
 struct InPool {
@@ -195,7 +200,7 @@ impl Fleet {
         let mut sums: HashMap<Pool, HashMap<AccountId, Amount>> =
             over.map(|pool| (*pool, HashMap::new())).collect();
         let held = state.holds.values().map(|hold| (hold.pool, hold.account, hold.amount));
-        let charged = state.unbooked.iter().map(|((pool, account), sum)| (*pool, *account, *sum));
+        let charged = state.unbooked.values().map(|end| (end.pool, end.account, end.charged));
         for (pool, account, amount) in held.chain(charged) {
             if let Some(accounts) = sums.get_mut(&pool) {
                 let sum = accounts.entry(account).or_default();
@@ -209,15 +214,17 @@ impl Fleet {
     pub fn booked(&self, batch: &[Settled]) {
         let mut state = self.inner.lock();
         for settled in batch {
-            let Some(pool) = settled.pool else { continue };
-            let charged = settled.settlement().charged();
-            if let Entry::Occupied(mut sum) = state.unbooked.entry((pool, settled.account())) {
-                *sum.get_mut() = sum.get().less(charged);
-                if *sum.get() == Amount::ZERO {
-                    sum.remove();
-                }
-            }
+            state.unbooked.remove(&settled.id);
         }
+    }
+
+    /// Of these holds those that this node neither serves nor has an end of that waits to be booked.
+    #[must_use]
+    pub fn not_ours(&self, holds: Vec<HoldId>) -> Vec<HoldId> {
+        let state = self.inner.lock();
+        let is_ours =
+            |hold: &HoldId| state.holds.contains_key(&hold.0) || state.unbooked.contains_key(&hold.0);
+        holds.into_iter().filter(|hold| !is_ours(hold)).collect()
     }
 
     /// The boot is over, or an operator said that it is lost: nothing is admitted any more.
@@ -507,9 +514,8 @@ impl Inner {
         let mut state = self.lock();
         state.holds.remove(&hold.hold.id);
         let charged = settled.settlement().charged();
-        if let Some(pool) = settled.pool.filter(|_| charged.is_positive()) {
-            let sum = state.unbooked.entry((pool, settled.account())).or_default();
-            *sum = sum.checked_add(charged).unwrap_or(Amount::MAX);
+        if let Some(pool) = settled.pool {
+            state.unbooked.insert(settled.id, Unbooked { pool, account: settled.account(), charged });
         }
         drop(state);
         self.leave_place();

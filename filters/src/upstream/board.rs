@@ -20,7 +20,9 @@
 //! as a fall-back, one call at a time: when everything else has failed for a request, the worst that
 //! a dead endpoint can do to it is to be dead. One that *rests* does not.
 //!
-//! Deliberately absent: the fleet. Weights and breakers of other nodes will come in by verbs of their own.
+//! In a fleet two more verbs carry what nodes tell each other ([`super::fleet`]), both off the path of requests:
+//! `news` gives out what this node has seen, and `hear_…` takes in what the fleet makes of it. Without them, and
+//! while the fleet cannot be heard (`alone`), a board is what it is on a single node.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -32,8 +34,11 @@ use crate::ids::{CredentialId, EndpointId, ModelId};
 use crate::money::PriceCard;
 use crate::preferences::{Dropped, Preferences, RouteFacts};
 use crate::route::{self, Candidate, Explorer, Sort};
-use crate::upstream::breaker::{Admission, Breaker, Change, Crowd, Others, Permit, Verdict};
+use crate::upstream::breaker::{Admission, Breaker, Change, Crowd, HARD, Others, Permit, SOFT, Verdict};
 use crate::upstream::failure::{Failure, Timer};
+use crate::upstream::fleet::{
+    Claim, Generation, Heard, News, Phase, PlaceNews, PlaceWord, RestNews, RestWord, Untold,
+};
 use crate::upstream::last_resort::{Gate, LastResort, PlaceId};
 use crate::upstream::node_fault::{Blame, NodeFault, Sign};
 use crate::upstream::rest::{Cause, Rests, Standing};
@@ -144,6 +149,8 @@ pub enum Found {
         soonest: Instant,
         /// All of them rest for their rate limits: the caller gets a 429, not a 503.
         rate_limited: bool,
+        /// With the fleet's claim to the gate of this model one may try all the same.
+        gate: Option<ModelId>,
     },
     /// The caller's preferences leave no route.
     NoneFits(Vec<(Route, Dropped)>),
@@ -344,6 +351,20 @@ pub struct Board {
     rests: Rests,
     budget: RetryBudget,
     node: NodeFault,
+    fleet: Fleet,
+}
+
+/// What a board knows of being one of several.
+#[derive(Clone, Debug, Default)]
+struct Fleet {
+    /// The fleet can be heard.
+    present: bool,
+    /// Something is to be told that should not wait.
+    urgent: bool,
+    /// Failures may be held back: some are.
+    holds_back: bool,
+    /// Credentials of which something is to be told, and whether it is that one was served with.
+    rests: Vec<(CredentialId, bool)>,
 }
 
 #[derive(Clone, Debug)]
@@ -354,7 +375,21 @@ struct EndpointState {
     /// Which of its credentials was used last.
     last: Option<EndpointId>,
     /// As it was before the connect failures of the last second.
-    before: Option<(Instant, Health, Breaker)>,
+    before: Option<Before>,
+    /// Of its place, to the fleet.
+    untold: Untold,
+    /// What the fleet's breaker has changed to, as far as this node knows.
+    generation: Generation,
+    /// How the calls of all nodes went.
+    fleet: Option<Health>,
+}
+
+#[derive(Clone, Debug)]
+struct Before {
+    at: Instant,
+    health: Health,
+    breaker: Breaker,
+    generation: Generation,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -363,6 +398,9 @@ struct ModelState {
     asked: Option<Instant>,
     explorer: Explorer,
     gate: LastResort,
+    claim: Claim,
+    /// Somebody has been refused for want of the claim.
+    wants_claim: bool,
     wide: [Option<(Instant, Seen)>; 2],
 }
 
@@ -394,6 +432,7 @@ impl Board {
             rests: Rests::default(),
             budget: RetryBudget::new(now),
             node: NodeFault::default(),
+            fleet: Fleet::default(),
         }
     }
 
@@ -429,6 +468,7 @@ impl Board {
             }
         }
         new.budget = self.budget.clone();
+        new.fleet.present = self.fleet.present;
         new
     }
 
@@ -441,9 +481,17 @@ impl Board {
         }
         let stands: Vec<Stand> = ask.models.iter().flat_map(|model| self.survey(now, *model, ask)).collect();
         let mut places: Vec<(ModelId, PlaceId)> = vec![];
+        let mut unclaimed: Option<ModelId> = None;
         let mut order: Vec<Route> = vec![];
         for model in ask.models {
-            let (of_model, taken) = self.order_of(now, *model, ask, &stands, rng);
+            let (of_model, taken) = match self.order_of(now, *model, ask, &stands, rng) {
+                Order::Routes(routes, taken) => (routes, taken),
+                Order::Full => (vec![], None),
+                Order::Unclaimed => {
+                    unclaimed = unclaimed.or(Some(*model));
+                    (vec![], None)
+                }
+            };
             places.extend(taken);
             // The same endpoint under a second name would be the same call again.
             let fresh = |route: &Route| !order.iter().any(|known| known.endpoint == route.endpoint);
@@ -472,7 +520,7 @@ impl Board {
             places.into_iter().partition(|(model, _)| order.iter().any(|route| route.model == *model));
         self.leave(unused);
         if order.is_empty() {
-            return nobody(now, &stands);
+            return nobody(now, &stands, unclaimed);
         }
         let viable = order.len();
         let class = PromptClass::of(ask.prompt_tokens);
@@ -534,6 +582,7 @@ impl Board {
         {
             model.gate.hold(place, lease_end);
         }
+        self.fleet.urgent |= permit.is_probe() || place.is_some();
         if let Some(state) = self.state_mut(route.endpoint) {
             state.called = Some(now);
             state.last = Some(route.endpoint);
@@ -568,8 +617,10 @@ impl Board {
         }
         self.learn(now, ticket, timing);
         self.sign(now, ticket.route.endpoint, Sign::Life);
-        if let Some(credential) = self.credential(ticket.route.endpoint) {
-            self.rests.served(now, self.place(ticket.route.endpoint), credential);
+        if let Some(credential) = self.credential(ticket.route.endpoint)
+            && self.rests.served(now, self.place(ticket.route.endpoint), credential)
+        {
+            self.tell_of(credential, true);
         }
         if let Some((model, place)) = ticket.place
             && let Some(model) = self.models.get_mut(model.0)
@@ -577,7 +628,12 @@ impl Board {
             model.gate.succeeded(now, place);
         }
         let state = self.state_mut(ticket.route.endpoint)?;
+        let probes = ticket.permit.is_probe() && state.breaker.counts(ticket.permit);
         let change = state.breaker.probe_answered(now, ticket.permit, rng);
+        if probes {
+            state.untold.success();
+            self.fleet.urgent = true;
+        }
         self.changed(now, ticket.route.endpoint, change)
     }
 
@@ -620,6 +676,134 @@ impl Board {
     pub fn check_passed(&mut self, now: Instant, endpoint: EndpointId) {
         if let Some(state) = self.state_mut(endpoint) {
             state.breaker.check_passed(now);
+            state.untold.check_passed = true;
+        }
+    }
+
+    /// What is to be told to the fleet by now. It counts as told: whoever takes it delivers it.
+    pub fn news(&mut self, now: Instant) -> News {
+        self.fleet.urgent = false;
+        let places = (0..self.endpoints.len()).filter_map(|at| self.news_of(now, EndpointId(at))).collect();
+        let rests = std::mem::take(&mut self.fleet.rests).into_iter();
+        let rests = rests.filter_map(|(credential, served)| match self.rests.word(now, credential) {
+            Some(rest) => Some(RestNews::Rests { credential, rest }),
+            None => served.then_some(RestNews::Served(credential)),
+        });
+        let rests = rests.collect();
+        let present = self.fleet.present;
+        let gates = self.models.iter_mut().enumerate().filter_map(|(at, model)| {
+            let used = model.gate.used_until().filter(|_| present && model.claim.is_good(now));
+            let wanted = std::mem::take(&mut model.wants_claim) && present;
+            Some((ModelId(at), model.claim.ask(now, used, wanted)?))
+        });
+        self.fleet.holds_back = self.endpoints.iter().any(|state| state.untold.holds_back());
+        News { places, rests, gates: gates.collect() }
+    }
+
+    /// Whether there are news that should not wait for the next round.
+    #[must_use]
+    pub const fn has_urgent_news(&self) -> bool {
+        self.fleet.urgent
+    }
+
+    /// The fleet can be heard. Calls of before are nothing new by now.
+    pub fn joined(&mut self) {
+        if !std::mem::replace(&mut self.fleet.present, true) {
+            self.endpoints.iter_mut().for_each(|state| state.untold.forget_calls());
+        }
+    }
+
+    /// The fleet cannot be heard: from here on this node decides by itself.
+    pub fn alone(&mut self) {
+        self.fleet.present = false;
+        for state in &mut self.endpoints {
+            state.breaker.untie();
+        }
+        for model in &mut self.models {
+            model.claim = Claim::default();
+        }
+    }
+
+    /// What the fleet makes of a place. `now`: when it was so; for an answer, when the question was sent.
+    pub fn hear_place(
+        &mut self,
+        now: Instant,
+        place: EndpointId,
+        word: &PlaceWord,
+        heard: Heard,
+    ) -> Option<Notice> {
+        let known = self.state(place)?.generation;
+        if heard == Heard::Announcement && word.generation < known {
+            return None;
+        }
+        // The last route of a model is not refused for its rate: its weight has fallen already.
+        let spared = word.by_rate && self.is_needed(now, place);
+        if !word.rest.is_zero() {
+            self.rests.endpoint_asked(now, self.place(place), word.rest);
+        }
+        let state = self.state_mut(place)?;
+        state.fleet = Some(Health::heard(now, word.health));
+        if word.generation == known {
+            match word.phase {
+                Phase::Closed => {}
+                Phase::Open(_) => state.breaker.hear_probed(0),
+                Phase::HalfOpen(successes) => state.breaker.hear_probed(successes),
+            }
+            return None;
+        }
+        state.generation = word.generation;
+        state.untold.forget_calls();
+        let is_later = word.generation > known;
+        let change = match word.phase {
+            Phase::Open(_) | Phase::HalfOpen(_) if spared => Change::None,
+            Phase::Open(remaining) => state.breaker.hear_open(now, remaining, word.openings),
+            Phase::HalfOpen(successes) => {
+                let change = state.breaker.hear_open(now, Duration::ZERO, word.openings);
+                state.breaker.hear_probed(successes);
+                change
+            }
+            Phase::Closed if is_later => state.breaker.hear_closed(now),
+            // It has lost its memory: what this node knows is its own again.
+            Phase::Closed => {
+                state.breaker.untie();
+                Change::None
+            }
+        };
+        self.changed(now, place, change)
+    }
+
+    /// The fleet knows nothing of a place, or no more.
+    pub fn hear_nothing_of(&mut self, place: EndpointId) {
+        if let Some(state) = self.state_mut(place)
+            && state.generation != Generation::default()
+        {
+            state.generation = Generation::default();
+            state.breaker.untie();
+        }
+    }
+
+    /// This node may probe a place until then, or may not.
+    pub fn claimed(&mut self, place: EndpointId, until: Option<Instant>) {
+        if let Some(state) = self.state_mut(place) {
+            state.breaker.claimed(until);
+        }
+    }
+
+    /// The gate of a model is this node's until then, or is another's.
+    pub fn gate_claimed(&mut self, model: ModelId, until: Option<Instant>) {
+        if let Some(model) = self.models.get_mut(model.0) {
+            model.claim.granted(until);
+        }
+    }
+
+    /// How a credential rests on all nodes; `None`: nobody knows of a rest, or something was served after it.
+    pub fn hear_rest(&mut self, now: Instant, credential: CredentialId, word: Option<RestWord>) {
+        match word {
+            Some(word) => self.rests.hear(now, credential, word),
+            None if self.fleet.rests.iter().any(|(untold, _)| *untold == credential) => {}
+            None => {
+                self.rests.hear_served(now, credential);
+            }
         }
     }
 
@@ -660,9 +844,9 @@ impl Board {
             Some(Stand {
                 route,
                 weight: spec.weight,
-                factor: state.health.factor(now),
-                has_lost_weight: state.health.has_lost_weight(now),
-                share: state.health.share(now),
+                factor: state.factor(now),
+                has_lost_weight: state.has_lost_weight(now),
+                share: state.share(now),
                 breaker: state.breaker.admission(now),
                 rest: self.rests.standing(now, spec.place, spec.credential),
                 dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
@@ -717,7 +901,7 @@ impl Board {
         let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
         let rests = matches!(self.rests.standing(now, spec.place, spec.credential), Standing::Resting { .. });
         let refused = matches!(state.breaker.admission(now), Admission::Refused(_));
-        Some((state.health.factor(now), !rests && !refused))
+        Some((state.factor(now), !rests && !refused))
     }
 
     /// How many openings of an endpoint's breaker are not forgiven.
@@ -734,19 +918,25 @@ impl Board {
         ask: &Ask<'_>,
         stands: &[Stand],
         rng: &mut impl RngCore,
-    ) -> (Vec<Route>, Option<(ModelId, PlaceId)>) {
+    ) -> Order {
         let own = || stands.iter().filter(|stand| stand.route.model == id);
         let admitted: Vec<&Stand> = own().filter(|stand| stand.admits()).collect();
         let lanes = self.lanes(&admitted);
         let Some((spec, model)) = self.layout.models.get(id.0).zip(self.models.get_mut(id.0)) else {
-            return (vec![], None);
+            return Order::Full;
         };
         // The gate is everybody's: what one caller's preferences leave must not put it up for the others.
         let all_refuse = !own().any(Stand::admits_others) && own().any(Stand::is_fall_back);
+        if all_refuse && self.fleet.present && !model.claim.is_good(now) {
+            model.gate.put_up();
+            model.wants_claim = true;
+            self.fleet.urgent = true;
+            return Order::Unclaimed;
+        }
         let place = match model.gate.ask(now, all_refuse, now + PLACE) {
             Gate::Away => None,
             Gate::Try(place) => Some((id, place)),
-            Gate::Full => return (vec![], None),
+            Gate::Full => return Order::Full,
         };
         // One for each place: its weight counts once, however many credentials there are.
         let mut candidates: Vec<Candidate> = lanes
@@ -776,7 +966,7 @@ impl Board {
         if ask.preferences.fix_order() {
             routes.extend(candidates.iter().flat_map(whole));
             ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
-            return (routes, place);
+            return Order::Routes(routes, place);
         }
         // A half-open endpoint is asked by whoever comes and can go on from there: its success is what opens the way
         // again. Nor does anybody explore who allows no fall-back.
@@ -797,7 +987,7 @@ impl Board {
         }
         routes.extend(candidates.iter().flat_map(whole));
         ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
-        (routes, place)
+        Order::Routes(routes, place)
     }
 
     /// The place of the standby that was called longest ago.
@@ -824,7 +1014,7 @@ impl Board {
     /// Its breaker is closed and nothing weighs on it.
     fn is_healthy(&self, now: Instant, endpoint: EndpointId) -> bool {
         self.state(endpoint).is_some_and(|state| {
-            state.breaker.admission(now) == Admission::Closed && !state.health.has_lost_weight(now)
+            state.breaker.admission(now) == Admission::Closed && !state.has_lost_weight(now)
         })
     }
 
@@ -860,7 +1050,9 @@ impl Board {
         if let Some(state) = self.state_mut(endpoint) {
             state.health.record(now, true);
         }
-        let notice = self.end_permit(now, endpoint, ticket.permit, verdict_of(ticket, Verdict::Success), rng);
+        let verdict = verdict_of(ticket, Verdict::Success);
+        self.tally(now, endpoint, ticket.permit, verdict, false);
+        let notice = self.end_permit(now, endpoint, ticket.permit, verdict, rng);
         Ended { not_before: None, notice }
     }
 
@@ -900,6 +1092,7 @@ impl Board {
             Blame::Endpoint => Verdict::Failure,
         };
         self.blame(now, endpoint, verdict, failure.is_connect_type());
+        self.tally(now, endpoint, ticket.permit, verdict, failure.is_connect_type());
         let mut notice = self.end_permit(now, endpoint, ticket.permit, verdict, rng);
         if blame == Blame::NodeFromNow {
             self.take_back(now);
@@ -924,13 +1117,23 @@ impl Board {
     ) -> (Option<Instant>, Option<Notice>) {
         let Some(credential) = self.credential(endpoint) else { return (None, None) };
         match failure {
-            Failure::Status(429) => (Some(self.rests.rate_limited(now, credential, wait)), None),
+            Failure::Status(429) => {
+                self.tell_of(credential, false);
+                (Some(self.rests.rate_limited(now, credential, wait)), None)
+            }
             Failure::Credential(_) => {
+                self.tell_of(credential, false);
                 let until = self.rests.refused(now, credential);
                 (Some(until), Some(Notice::CredentialAlarm(credential)))
             }
             Failure::Status(408 | 500..) => match wait.filter(|wait| !wait.is_zero()) {
-                Some(wait) => (Some(self.rests.endpoint_asked(now, self.place(endpoint), wait)), None),
+                Some(wait) => {
+                    let until = self.rests.endpoint_asked(now, self.place(endpoint), wait);
+                    if let Some(state) = self.state_mut(endpoint) {
+                        state.untold.rest = Some(until);
+                    }
+                    (Some(until), None)
+                }
                 None => (None, None),
             },
             Failure::Status(_)
@@ -947,8 +1150,9 @@ impl Board {
     fn blame(&mut self, now: Instant, endpoint: EndpointId, verdict: Verdict, connect: bool) {
         let Some(state) = self.state_mut(endpoint) else { return };
         let recent = |at: Instant| now.saturating_duration_since(at) <= TAKE_BACK;
-        if connect && state.before.as_ref().is_none_or(|(at, ..)| !recent(*at)) {
-            state.before = Some((now, state.health, state.breaker.clone()));
+        if connect && state.before.as_ref().is_none_or(|before| !recent(before.at)) {
+            let (health, breaker, generation) = (state.health, state.breaker.clone(), state.generation);
+            state.before = Some(Before { at: now, health, breaker, generation });
         }
         match verdict {
             Verdict::Failure => state.health.record(now, false),
@@ -960,13 +1164,85 @@ impl Board {
     /// The failures of the last second were the node's: they are forgotten.
     fn take_back(&mut self, now: Instant) {
         for state in &mut self.endpoints {
-            if let Some((at, health, breaker)) = state.before.take()
+            if let Some(Before { at, health, breaker, generation }) = state.before.take()
                 && now.saturating_duration_since(at) <= TAKE_BACK
             {
                 state.health = health;
                 state.breaker = breaker;
+                state.generation = generation;
+                state.untold.forget_held();
             }
         }
+    }
+
+    /// Notes the end of a call for the fleet.
+    fn tally(&mut self, now: Instant, endpoint: EndpointId, permit: Permit, verdict: Verdict, connect: bool) {
+        let may_be_ours = connect && self.has_two_providers();
+        let Some(state) = self.state_mut(endpoint).filter(|state| state.breaker.counts(permit)) else {
+            return;
+        };
+        let units = match verdict {
+            Verdict::Success => return state.untold.success(),
+            Verdict::Failure => HARD,
+            Verdict::SoftFailure => SOFT,
+            Verdict::Neutral => {
+                self.fleet.urgent |= permit.is_probe();
+                return;
+            }
+        };
+        if may_be_ours {
+            state.untold.hold_back(now, units);
+            self.fleet.holds_back = true;
+        } else {
+            state.untold.failure(units);
+            self.fleet.urgent = true;
+        }
+    }
+
+    /// A node that knows one provider alone never takes itself for cut off.
+    fn has_two_providers(&self) -> bool {
+        let mut of = self.layout.endpoints.iter().map(|spec| spec.credential.provider);
+        of.next().is_some_and(|first| of.any(|other| other != first))
+    }
+
+    fn news_of(&mut self, now: Instant, place: EndpointId) -> Option<PlaceNews> {
+        if self.place(place) != place {
+            return None;
+        }
+        let has_traffic = self.has_traffic(now, place);
+        let present = self.fleet.present;
+        let state = self.state_mut(place)?;
+        let ask = state.breaker.ask(now, has_traffic).filter(|_| present);
+        let tally = state.untold.take(now);
+        let check_passed = std::mem::take(&mut state.untold.check_passed) && state.breaker.is_tied();
+        let rest = state.untold.rest.take().and_then(|until| until.checked_duration_since(now));
+        let generation = state.generation;
+        let has_news = !tally.is_empty() || check_passed || rest.is_some() || ask.is_some();
+        has_news.then(|| PlaceNews {
+            place,
+            generation,
+            tally,
+            needed: tally.bad > 0 && self.is_needed(now, place),
+            check_passed,
+            rest,
+            ask,
+        })
+    }
+
+    /// Whether anybody may come who would be sent there.
+    fn has_traffic(&self, now: Instant, place: EndpointId) -> bool {
+        let lately = |state: &ModelState| {
+            state.asked.is_some_and(|asked| now.saturating_duration_since(asked) < WARM_FOR)
+        };
+        self.layout.models.iter().zip(&self.models).any(|(spec, state)| {
+            lately(state) && spec.routes.iter().any(|endpoint| self.place(*endpoint) == place)
+        })
+    }
+
+    fn tell_of(&mut self, credential: CredentialId, served: bool) {
+        self.fleet.rests.retain(|(known, _)| *known != credential);
+        self.fleet.rests.push((credential, served));
+        self.fleet.urgent = true;
     }
 
     fn end_permit(
@@ -1022,6 +1298,12 @@ impl Board {
     }
 
     fn sign(&mut self, now: Instant, endpoint: EndpointId, sign: Sign) -> Blame {
+        if sign == Sign::Life && std::mem::take(&mut self.fleet.holds_back) {
+            for state in &mut self.endpoints {
+                state.untold.release();
+            }
+            self.fleet.urgent = true;
+        }
         let provider = self.credential(endpoint).map_or(0, |credential| credential.provider);
         self.node.note(now, self.place(endpoint), provider, sign)
     }
@@ -1144,8 +1426,42 @@ impl Board {
 
 impl EndpointState {
     fn new(now: Instant) -> Self {
-        Self { health: Health::new(now), breaker: Breaker::new(now), called: None, last: None, before: None }
+        Self {
+            health: Health::new(now),
+            breaker: Breaker::new(now),
+            called: None,
+            last: None,
+            before: None,
+            untold: Untold::default(),
+            generation: Generation::default(),
+            fleet: None,
+        }
     }
+
+    /// What its weight is multiplied by: as this node sees it or as the fleet does, whichever is less.
+    fn factor(&self, now: Instant) -> f64 {
+        let fleet = self.fleet.map_or(1.0, |health| health.factor(now));
+        self.health.factor(now).min(fleet)
+    }
+
+    fn has_lost_weight(&self, now: Instant) -> bool {
+        self.health.has_lost_weight(now) || self.fleet.is_some_and(|health| health.has_lost_weight(now))
+    }
+
+    fn share(&self, now: Instant) -> f64 {
+        let fleet = self.fleet.map_or(1.0, |health| health.share(now));
+        self.health.share(now).min(fleet)
+    }
+}
+
+/// Whom to ask of one model.
+enum Order {
+    /// These, and its place at the gate if it has one.
+    Routes(Vec<Route>, Option<(ModelId, PlaceId)>),
+    /// Nobody: the gate is full.
+    Full,
+    /// Nobody: the gate is another node's, or nobody's yet.
+    Unclaimed,
 }
 
 /// A probe that has answered was counted then; only its breaking off would be news.
@@ -1190,7 +1506,7 @@ fn keep_first_places(order: &mut Vec<Route>, place: impl Fn(&Route) -> EndpointI
     });
 }
 
-fn nobody(now: Instant, stands: &[Stand]) -> Found {
+fn nobody(now: Instant, stands: &[Stand], gate: Option<ModelId>) -> Found {
     let wanted: Vec<&Stand> = stands.iter().filter(|stand| stand.dropped.is_none()).collect();
     if wanted.is_empty() && !stands.is_empty() {
         let dropped = stands.iter().filter_map(|stand| Some((stand.route, stand.dropped.clone()?)));
@@ -1201,6 +1517,7 @@ fn nobody(now: Instant, stands: &[Stand]) -> Found {
     Found::AllRefused {
         soonest: soonest.unwrap_or(now + Duration::from_secs(1)),
         rate_limited: !wanted.is_empty() && wanted.iter().all(limited),
+        gate,
     }
 }
 
@@ -1218,6 +1535,7 @@ mod tests {
     use rand_pcg::Pcg64Mcg;
 
     use super::*;
+    use crate::upstream::fleet::{Ask as FleetAsk, HealthWord, Tally};
 
     const M: ModelId = ModelId(0);
 
@@ -1378,7 +1696,7 @@ mod tests {
             let failure = Failure::Status(429);
             played.attempt(n, Outcome::Failed { failure, wait, timing: Timing::default(), reused: false });
         }
-        let Found::AllRefused { soonest, rate_limited } = played.find(&Preferences::default()) else {
+        let Found::AllRefused { soonest, rate_limited, .. } = played.find(&Preferences::default()) else {
             panic!("all rest")
         };
         assert_eq!((soonest, rate_limited), (played.now + Duration::from_secs(20), true));
@@ -1792,5 +2110,234 @@ mod tests {
         assert!(full(find_of(&mut played, &[1])), "the other's success: two at a time");
         let one = find_of(&mut played, &[0]);
         assert!(!full(one) && full(find_of(&mut played, &[0])), "the first one's gate: one");
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn word(generation: u64, phase: Phase) -> PlaceWord {
+        PlaceWord {
+            generation: Generation(generation),
+            phase,
+            by_rate: false,
+            openings: 1,
+            rest: Duration::ZERO,
+            health: HealthWord { good: 0.0, bad: 0.0, fast: 1.0, reopened: None },
+        }
+    }
+
+    /// Two routes on a node that hears the fleet.
+    fn in_a_fleet() -> Played {
+        let mut played = Played::new(&[100, 80]);
+        played.board.joined();
+        played
+    }
+
+    impl Played {
+        fn hear(&mut self, n: usize, word: &PlaceWord) -> Option<Notice> {
+            self.board.hear_place(self.now, EndpointId(n), word, Heard::Answer)
+        }
+
+        fn told(&mut self, n: usize) -> Option<PlaceNews> {
+            let news = self.board.news(self.now);
+            news.places.into_iter().find(|news| news.place == EndpointId(n))
+        }
+    }
+
+    #[test]
+    fn what_a_node_sees_is_told_once_with_the_generation_that_it_began_under() {
+        let mut played = in_a_fleet();
+        played.hear(0, &word(7, Phase::Closed));
+        assert_eq!(played.told(0), None);
+        played.attempt(0, SERVED);
+        assert!(!played.board.has_urgent_news(), "a success can wait");
+        played.attempt(0, failed(Failure::Status(500)));
+        assert!(played.board.has_urgent_news());
+        let told = played.told(0).unwrap();
+        assert_eq!(told.tally, Tally { good: 1, bad: 1, units: 2, tail: 2, streak: 0 });
+        assert_eq!((told.generation, told.needed), (Generation(7), false));
+        assert_eq!((played.told(0), played.board.has_urgent_news()), (None, false));
+    }
+
+    #[test]
+    fn an_endpoint_that_the_fleet_opened_refuses_here_and_is_probed_with_the_claim_alone() {
+        let mut played = in_a_fleet();
+        played.order();
+        let notice = played.hear(0, &word(1, Phase::Open(10 * SECOND)));
+        assert_eq!(notice, Some(Notice::Opened(played.now + 10 * SECOND)));
+        assert_eq!(played.order(), [1]);
+        played.wait(10_000);
+        assert_eq!(played.order(), [1], "its time is over, but the probe may be another node's");
+        assert_eq!(played.told(0).and_then(|news| news.ask), Some(FleetAsk::Want));
+        played.board.claimed(EndpointId(0), Some(played.now + 2 * SECOND));
+        let mut plan = played.plan();
+        assert_eq!(ids(&plan), [0, 1]);
+        let Begun::Go { mut ticket, .. } = played.begin(&mut plan.pass, 0, false) else { panic!("goes") };
+        assert!(ticket.is_probe() && played.board.has_urgent_news());
+        let ask = played.told(0).and_then(|news| news.ask);
+        assert!(matches!(ask, Some(FleetAsk::Hold(watchdog)) if watchdog > SECOND), "{ask:?}");
+        assert_eq!(played.order(), [1], "one at a time, on this node too");
+        played.board.answered(played.now, &mut ticket, Timing::default(), &mut played.rng);
+        let told = played.told(0).unwrap();
+        assert_eq!((told.tally.good, told.generation, told.ask), (1, Generation(1), Some(FleetAsk::Want)));
+        assert_eq!(played.order(), [1], "the next probe has to be claimed again");
+    }
+
+    #[test]
+    fn a_node_that_cannot_hear_the_fleet_probes_by_itself() {
+        let mut played = in_a_fleet();
+        played.hear(0, &word(1, Phase::Open(10 * SECOND)));
+        played.wait(10_000);
+        assert_eq!(played.order(), [1]);
+        played.board.alone();
+        assert_eq!(played.order(), [0, 1]);
+        played.board.joined();
+        played.hear(0, &word(1, Phase::Open(Duration::ZERO)));
+        assert_eq!(played.order(), [1], "it can be heard again");
+    }
+
+    #[test]
+    fn what_the_fleet_closes_starts_anew_and_slowly() {
+        let mut played = in_a_fleet();
+        played.open(0);
+        played.hear(0, &word(1, Phase::Open(10 * SECOND)));
+        played.wait(10_000);
+        played.hear(0, &word(1, Phase::HalfOpen(2)));
+        assert_eq!(played.hear(0, &word(2, Phase::Closed)), Some(Notice::Closed));
+        assert!(played.board.is_back(played.now, &[EndpointId(0)]));
+        let ask =
+            Ask { models: &[M], form: Form::Stream, prompt_tokens: 1, preferences: &Preferences::default() };
+        assert!(played.board.survey(played.now, M, &ask)[0].share < 0.2);
+        let late = word(1, Phase::Open(10 * SECOND));
+        let heard = played.board.hear_place(played.now, EndpointId(0), &late, Heard::Announcement);
+        assert_eq!((heard, played.board.openings(EndpointId(0))), (None, 1), "an answer has overtaken it");
+        assert!(played.board.is_back(played.now, &[EndpointId(0)]));
+    }
+
+    #[test]
+    fn what_this_node_alone_has_opened_stays_its_own_matter() {
+        let mut played = in_a_fleet();
+        played.hear(0, &word(1, Phase::Closed));
+        played.open(0);
+        played.hear(0, &word(1, Phase::Closed));
+        assert_eq!(played.order(), [1]);
+        played.wait(13_000);
+        assert_eq!(played.order(), [0, 1], "it needs nobody's leave");
+    }
+
+    #[test]
+    fn a_fleet_that_has_lost_its_memory_closes_nothing() {
+        let mut played = in_a_fleet();
+        played.hear(0, &word(9, Phase::Open(10 * SECOND)));
+        played.board.hear_nothing_of(EndpointId(0));
+        assert_eq!(played.order(), [1]);
+        played.wait(10_000);
+        assert_eq!(played.order(), [0, 1]);
+    }
+
+    #[test]
+    fn a_call_of_before_an_opening_is_not_told() {
+        let mut played = in_a_fleet();
+        let mut pass = played.plan().pass;
+        let Begun::Go { ticket, .. } = played.begin(&mut pass, 0, false) else { panic!("goes") };
+        played.hear(0, &word(1, Phase::Open(10 * SECOND)));
+        played.board.end(played.now, ticket, SERVED, &mut played.rng);
+        assert_eq!(played.told(0), None);
+    }
+
+    #[test]
+    fn the_last_route_of_a_model_is_not_refused_for_its_rate_on_another_node() {
+        let mut played = in_a_fleet();
+        let by_rate = PlaceWord { by_rate: true, ..word(1, Phase::Open(10 * SECOND)) };
+        assert!(played.hear(0, &by_rate).is_some());
+        assert_eq!(played.hear(1, &by_rate), None);
+        assert_eq!(played.order(), [1]);
+        played.attempt(1, failed(Failure::Status(500)));
+        assert!(played.told(1).unwrap().needed);
+    }
+
+    #[test]
+    fn the_worse_of_what_a_node_and_what_the_fleet_has_seen_weighs() {
+        let mut played = in_a_fleet();
+        let health = HealthWord { good: 50.0, bad: 50.0, fast: 0.4, reopened: None };
+        played.hear(0, &PlaceWord { health, ..word(0, Phase::Closed) });
+        assert!(played.board.endpoint(played.now, EndpointId(0)).unwrap().0 < 0.05);
+        played.wait(1_000_000);
+        assert!(played.board.endpoint(played.now, EndpointId(0)).unwrap().0 > 0.9, "and fades by itself");
+        for _ in 0..5 {
+            played.attempt(1, failed(Failure::Status(500)));
+        }
+        let before = played.board.endpoint(played.now, EndpointId(1)).unwrap().0;
+        played.hear(1, &word(0, Phase::Closed));
+        let after = played.board.endpoint(played.now, EndpointId(1)).unwrap().0;
+        assert!((before - after).abs() < 1e-9, "the fleet makes nothing better than it is here");
+    }
+
+    #[test]
+    fn what_was_the_nodes_own_network_is_never_told() {
+        let mut played = in_a_fleet();
+        for _ in 0..4 {
+            played.attempt(0, failed(Failure::Connect));
+        }
+        assert_eq!(played.told(0), None, "it may be ours");
+        let ended = played.attempt(1, failed(Failure::Connect));
+        assert_eq!(ended.notice, Some(Notice::NodeCutOff));
+        played.wait(5_000);
+        assert_eq!((played.told(0), played.told(1)), (None, None));
+        played.attempt(1, SERVED);
+        for _ in 0..5 {
+            played.attempt(0, failed(Failure::Connect));
+        }
+        assert_eq!(played.told(0), None);
+        played.attempt(1, SERVED);
+        assert!(played.board.has_urgent_news(), "another one lives: it was not ours");
+        assert_eq!(played.told(0).unwrap().tally.bad, 5);
+    }
+
+    #[test]
+    fn when_all_refuse_one_node_at_a_time_has_a_gate() {
+        let mut played = in_a_fleet();
+        for n in [0, 1] {
+            played.hear(n, &word(1, Phase::Open(60 * SECOND)));
+        }
+        let found = played.find(&Preferences::default());
+        assert!(matches!(found, Found::AllRefused { gate: Some(M), .. }), "{found:?}");
+        assert_eq!(played.board.news(played.now).gates, [(M, FleetAsk::Want)]);
+        played.board.gate_claimed(M, Some(played.now + 2 * SECOND));
+        let mut plan = played.plan();
+        let found = played.find(&Preferences::default());
+        assert!(matches!(found, Found::AllRefused { gate: None, .. }), "{found:?}");
+        let next = plan.order[0].endpoint.0;
+        let Begun::Go { ticket, .. } = played.begin(&mut plan.pass, next, false) else { panic!("goes") };
+        let gates = played.board.news(played.now).gates;
+        assert!(matches!(gates[..], [(M, FleetAsk::Hold(_))]), "{gates:?}");
+        played.board.end(played.now, ticket, failed(Failure::Status(500)), &mut played.rng);
+        played.board.finish(plan.pass);
+        assert_eq!(played.board.news(played.now).gates, [(M, FleetAsk::Free)]);
+        assert!(matches!(played.find(&Preferences::default()), Found::AllRefused { gate: Some(M), .. }));
+        played.board.alone();
+        assert!(matches!(played.find(&Preferences::default()), Found::Plan(_)), "by itself");
+    }
+
+    #[test]
+    fn a_rest_is_told_with_its_length_and_ends_for_all_when_something_is_served() {
+        let key = CredentialId { provider: 0, index: 0 };
+        let (mut one, mut two) = (in_a_fleet(), in_a_fleet());
+        let failure = Failure::Status(429);
+        let wait = Some(5 * SECOND);
+        one.attempt(0, Outcome::Failed { failure, wait, timing: Timing::default(), reused: false });
+        one.wait(1_000);
+        let rest = RestWord { cause: Cause::RateLimit, remaining: 4 * SECOND, times: 1 };
+        assert_eq!(one.board.news(one.now).rests, [RestNews::Rests { credential: key, rest }]);
+        two.board.hear_rest(two.now, key, Some(rest));
+        assert_eq!(two.order(), [1]);
+        assert!(two.board.news(two.now).rests.is_empty(), "nobody repeats what it was told");
+        one.wait(4_000);
+        one.attempt(0, SERVED);
+        assert_eq!(one.board.news(one.now).rests, [RestNews::Served(key)]);
+        two.wait(4_000);
+        let standing = |played: &Played| played.board.rests.standing(played.now, EndpointId(0), key);
+        assert_eq!(standing(&two), Standing::Trial);
+        two.board.hear_rest(two.now, key, None);
+        assert_eq!(standing(&two), Standing::Free);
     }
 }

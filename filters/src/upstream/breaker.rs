@@ -28,6 +28,10 @@
 //! the endpoint of today: a slow success from before the opening does not close it.
 //! A watchdog's trip on a reused connection counts half in the row, as the connection may be to blame.
 //!
+//! In a fleet a breaker is **tied** to those of the other nodes ([`super::fleet`]) from the moment that the fleet
+//! has opened it until it is closed: then only the node with the fleet's claim probes. What a node opens by
+//! what it alone has seen stays its own matter, and when the fleet cannot be heard all are untied.
+//!
 //! Deliberately absent: 429, caller faults and callers who left. They are neutral and touch nothing but
 //! the lease they end.
 
@@ -36,10 +40,11 @@ use std::time::{Duration, Instant};
 use rand_core::RngCore;
 
 use crate::upstream::backoff::fraction;
+use crate::upstream::fleet::{Ask, Claim};
 
 /// A hard failure in the row; a soft one counts half.
-const HARD: u32 = 2;
-const SOFT: u32 = 1;
+pub(crate) const HARD: u32 = 2;
+pub(crate) const SOFT: u32 = 1;
 /// Five failures in a row.
 const ROW_MAX: u32 = 5 * HARD;
 const WINDOW_SECONDS: u64 = 60;
@@ -54,6 +59,8 @@ const FORGIVE: Duration = Duration::from_secs(300);
 const DOUBT: Duration = Duration::from_secs(30);
 /// Successful probes that close it.
 const PROBES: u32 = 3;
+/// A call that may not probe for want of a claim looks again so soon.
+const CLAIM_POLL: Duration = Duration::from_millis(250);
 
 /// One endpoint's breaker.
 #[derive(Clone, Debug)]
@@ -70,6 +77,8 @@ pub struct Breaker {
     checks: Checks,
     /// Until when a call that had no other route may be under way although it is open.
     resort: Option<Instant>,
+    /// Whether it is the fleet's, and then whether this node may probe.
+    tie: Option<Claim>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +170,7 @@ impl Breaker {
             window: Window::new(now),
             resort: None,
             checks: Checks::Believed,
+            tie: None,
         }
     }
 
@@ -171,8 +181,80 @@ impl Breaker {
             State::Closed => Admission::Closed,
             State::Open { until } if now < until => Admission::Refused(until),
             State::HalfOpen { lease: Some(end), .. } if now < end => Admission::Refused(end),
-            State::Open { .. } | State::HalfOpen { .. } => Admission::Probe,
+            State::Open { .. } | State::HalfOpen { .. } => match self.tie {
+                Some(claim) if !claim.is_good(now) => Admission::Refused(now + CLAIM_POLL),
+                Some(_) | None => Admission::Probe,
+            },
         }
+    }
+
+    /// Whether the outcome of a call with this permit counts.
+    #[must_use]
+    pub const fn counts(&self, permit: Permit) -> bool {
+        permit.epoch == self.epoch
+    }
+
+    /// The fleet refuses it for so long. Calls under way prove nothing any more.
+    pub fn hear_open(&mut self, now: Instant, remaining: Duration, openings: u32) -> Change {
+        if self.checks == Checks::OnProof {
+            self.checks = Checks::Disproved(now + DOUBT);
+        }
+        let until = now + remaining.min(OPEN_MAX);
+        let news = !matches!(self.state, State::Open { .. });
+        if news {
+            self.epoch += 1;
+        }
+        self.state = State::Open { until };
+        self.openings = openings;
+        self.tie = Some(Claim::default());
+        if news { Change::Opened(until) } else { Change::None }
+    }
+
+    /// The fleet has not closed it yet; so many probes have succeeded. One that is closed here has good reasons.
+    pub fn hear_probed(&mut self, successes: u32) {
+        match &mut self.state {
+            State::Closed => return,
+            State::Open { .. } if successes == 0 => {}
+            State::Open { .. } => self.state = State::HalfOpen { successes, lease: None },
+            State::HalfOpen { successes: own, .. } => *own = successes.max(*own),
+        }
+        self.tie.get_or_insert_default();
+    }
+
+    /// The fleet has closed it.
+    pub fn hear_closed(&mut self, now: Instant) -> Change {
+        match self.state {
+            State::Closed => Change::None,
+            State::Open { .. } | State::HalfOpen { .. } => self.close(now),
+        }
+    }
+
+    /// The fleet cannot be heard, or knows nothing of it.
+    pub const fn untie(&mut self) {
+        self.tie = None;
+    }
+
+    /// Whether the fleet has opened it.
+    #[must_use]
+    pub const fn is_tied(&self) -> bool {
+        self.tie.is_some()
+    }
+
+    /// This node may probe until then, or may not.
+    pub const fn claimed(&mut self, until: Option<Instant>) {
+        if let Some(claim) = &mut self.tie {
+            claim.granted(until);
+        }
+    }
+
+    /// What to ask of the fleet. `has_traffic`: somebody may come who could probe.
+    pub fn ask(&mut self, now: Instant, has_traffic: bool) -> Option<Ask> {
+        let (used, wanted) = match self.state {
+            State::HalfOpen { lease, .. } => (lease, has_traffic),
+            State::Open { until } => (None, has_traffic && until <= now),
+            State::Closed => (None, false),
+        };
+        self.tie.as_mut()?.ask(now, used, wanted)
     }
 
     /// Admits a call, or refuses it until a moment. `lease_end` is when its watchdog would end it.
@@ -300,20 +382,23 @@ impl Breaker {
                 Change::None
             }
             Verdict::Failure | Verdict::SoftFailure => self.open(now, rng),
-            Verdict::Success if successes + 1 >= PROBES => {
-                self.state = State::Closed;
-                self.epoch += 1;
-                self.row = 0;
-                self.window = Window::new(now);
-                self.forgive_from = now;
-                self.checks = Checks::Believed;
-                Change::Closed
-            }
+            Verdict::Success if successes + 1 >= PROBES => self.close(now),
             Verdict::Success => {
                 self.state = State::HalfOpen { successes: successes + 1, lease: None };
                 Change::None
             }
         }
+    }
+
+    fn close(&mut self, now: Instant) -> Change {
+        self.state = State::Closed;
+        self.epoch += 1;
+        self.row = 0;
+        self.window = Window::new(now);
+        self.forgive_from = now;
+        self.checks = Checks::Believed;
+        self.tie = None;
+        Change::Closed
     }
 
     fn open(&mut self, now: Instant, rng: &mut impl RngCore) -> Change {

@@ -11,6 +11,9 @@
 //! A try holds its place until its end, at most until its watchdog would have ended it: a hung upstream
 //! keeps nobody waiting longer than that, and no place can leak.
 //!
+//! In a fleet one node at a time has a gate through which anybody goes while every route refuses: the one with
+//! the fleet's claim ([`super::fleet`]). Once a breaker has closed every node opens its own, from one.
+//!
 //! Deliberately absent: routes that *rest*. A 429 named its time, and asking earlier makes it worse.
 
 use std::time::{Duration, Instant};
@@ -68,6 +71,17 @@ impl LastResort {
         self.next += 1;
         self.taken.push(Place { id, began: now, until, succeeded: false });
         Gate::Try(PlaceId(id))
+    }
+
+    /// Puts the gate up without letting anybody through: another node's turn.
+    pub fn put_up(&mut self) {
+        self.places = self.places.max(1);
+    }
+
+    /// Until when somebody may be trying.
+    #[must_use]
+    pub fn used_until(&self) -> Option<Instant> {
+        self.taken.iter().map(|place| place.until).max()
     }
 
     /// The request makes an attempt: its place is good until that one's watchdog.

@@ -7,6 +7,7 @@ pub mod breaker;
 pub mod classify;
 pub mod deadline;
 pub mod failure;
+pub mod fleet;
 pub mod last_resort;
 pub mod node_fault;
 pub mod rest;

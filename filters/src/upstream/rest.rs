@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::ids::{CredentialId, EndpointId};
+use crate::upstream::fleet::RestWord;
 
 /// The longest rest that an upstream can ask for.
 pub const REST_MAX: Duration = Duration::from_secs(600);
@@ -257,14 +258,42 @@ impl Rests {
         *rest
     }
 
-    /// Something was served with it. A rest that is not over stays: the answer began before it.
-    pub fn served(&mut self, now: Instant, endpoint: EndpointId, id: CredentialId) {
-        if self.credentials.get(&id).is_some_and(|rest| rest.until <= now) {
-            self.credentials.remove(&id);
-        }
+    /// Something was served with it. A rest that is not over stays: the answer began before it. Answers whether
+    /// one of the credential was.
+    pub fn served(&mut self, now: Instant, endpoint: EndpointId, id: CredentialId) -> bool {
+        let was_over = self.hear_served(now, id);
         if self.endpoints.get(&endpoint).is_some_and(|until| *until <= now) {
             self.endpoints.remove(&endpoint);
         }
+        was_over
+    }
+
+    /// Another node has served something with it, or the fleet knows of no rest. Answers whether there was one
+    /// that is over.
+    pub fn hear_served(&mut self, now: Instant, id: CredentialId) -> bool {
+        let is_over = self.credentials.get(&id).is_some_and(|rest| rest.until <= now);
+        if is_over {
+            self.credentials.remove(&id);
+        }
+        is_over
+    }
+
+    /// Another node was told to let a credential rest: the longer rest counts.
+    pub fn hear(&mut self, now: Instant, id: CredentialId, word: RestWord) {
+        let RestWord { cause, remaining, times } = word;
+        let until = now + remaining.min(REST_MAX);
+        let known = self.credentials.get(&id);
+        // A rest that is over, with nothing served since, is repeated as long as that is so.
+        if known.is_none_or(|rest| rest.until < until && !remaining.is_zero()) {
+            self.credentials.insert(id, Rest { until, cause, times, trial_until: None });
+        }
+    }
+
+    /// How a credential rests.
+    #[must_use]
+    pub fn word(&self, now: Instant, id: CredentialId) -> Option<RestWord> {
+        let Rest { until, cause, times, trial_until: _ } = *self.credentials.get(&id)?;
+        Some(RestWord { cause, remaining: until.checked_duration_since(now)?, times })
     }
 
     /// Takes over what another has of an endpoint and its credential, under their new ids.

@@ -22,9 +22,14 @@
 //! The share is kept apart from the factor, because in a strict order a weight of 10 % is either
 //! first or not; [`crate::route`] gives it the first place in that share of the calls.
 //!
+//! The same numbers of all nodes together are kept by `src/fleet/health.lua`, which mirrors [`Health::record`];
+//! a node goes by the worse of its own and the fleet's.
+//!
 //! Deliberately absent: refusing an endpoint. That is the breaker's.
 
 use std::time::{Duration, Instant};
+
+use crate::upstream::fleet::HealthWord;
 
 /// Half-life of what the slow factor remembers.
 const SLOW_HALF_LIFE: Duration = Duration::from_secs(60);
@@ -72,6 +77,20 @@ impl Health {
     #[must_use]
     pub fn reopened(now: Instant) -> Self {
         Self { reopened: Some(now), ..Self::new(now) }
+    }
+
+    /// What the fleet says that all nodes have seen.
+    #[must_use]
+    pub fn heard(now: Instant, word: HealthWord) -> Self {
+        let HealthWord { good, bad, fast, reopened } = word;
+        let sane = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
+        Self {
+            good: sane(good),
+            bad: sane(bad),
+            fast: if fast.is_finite() { fast.clamp(0.0, 1.0) } else { 1.0 },
+            reopened: reopened.and_then(|ago| now.checked_sub(ago)),
+            ..Self::new(now)
+        }
     }
 
     /// Notes a call that ended well or badly. Neutral ends (caller faults, 429) are not for here.

@@ -6,6 +6,7 @@ use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 
 use super::epochs::{FREE, Part, free};
 use super::leases::{lock_balances, move_leased};
+use super::reaped::restore_over;
 use super::{Postgres, keys, post};
 use crate::journal::Settled;
 use crate::ledger::port::{
@@ -73,14 +74,14 @@ impl Ledger for Postgres {
     }
 
     fn leases(&mut self, boot: i64) -> Result<Vec<(AccountId, Amount)>, LedgerError> {
-        let leases = "SELECT account, amount - consumed - returned FROM lease
+        let leases = "SELECT account, rest FROM lease
                       WHERE boot = $1 AND state <> 'closed' ORDER BY account";
         let rows = self.within(async |t| Ok(t.query(leases, &[&boot]).await?))?;
         rows.iter().map(|row| Ok((AccountId(row.try_get(0)?), Amount::from_nano(row.try_get(1)?)))).collect()
     }
 
     fn post(&mut self, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
-        self.within(async |t| post::post(t, Some(boot), batch, false).await)
+        self.within(async |t| post::post(t, boot, batch).await)
     }
 
     fn end_boot(&mut self, boot: i64) -> Result<(), LedgerError> {
@@ -91,7 +92,7 @@ impl Ledger for Postgres {
             let rows = t.query(mine, &[&boot]).await?;
             let accounts = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_, LedgerError>>()?;
             lock_balances(t, accounts).await?;
-            let mine = "SELECT id, account, amount - consumed - returned FROM lease
+            let mine = "SELECT id, account, rest FROM lease
                         WHERE boot = $1 AND state <> 'closed' ORDER BY id FOR UPDATE";
             let rows = t.query(mine, &[&boot]).await?;
             let parts = rows.iter().map(Part::of).collect::<Result<Vec<_>, _>>()?;
@@ -100,7 +101,8 @@ impl Ledger for Postgres {
                 .await?;
             Ok(())
         })?;
-        // Apart, since its balances are locked in an order of their own. Not done, it is done with the next report.
+        // Apart, since balances are locked in an order of their own. What is not done is done by the next end.
+        self.within(async |t| restore_over(t).await)?;
         self.within(async |t| {
             t.execute(FREE, &[]).await?;
             free(t, None, 0).await
@@ -172,7 +174,7 @@ impl Ledger for Postgres {
             let lease = if what.goes_out() { boot } else { None };
             let lease = match lease {
                 Some(boot) => {
-                    let lease = "SELECT id, amount - consumed - returned FROM lease
+                    let lease = "SELECT id, rest FROM lease
                                  WHERE account = $1 AND boot = $2 FOR UPDATE";
                     let row = t.query_opt(lease, &[&account.0, &boot]).await?;
                     row.map(|row| Ok::<(i64, i64), LedgerError>((row.try_get(0)?, row.try_get(1)?)))

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use deadpool_postgres::Transaction;
-use filters::ids::{AccountId, HoldId};
+use filters::ids::AccountId;
 use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 
 use super::books::{Row, insert_transfers};
@@ -72,14 +72,6 @@ pub struct Claim {
     pub amount: Amount,
 }
 
-/// How a hold was booked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settling {
-    pub hold: HoldId,
-    /// What Redis may give back is what is above this: charged, and set aside for a boot that is lost.
-    pub taken: Amount,
-}
-
 impl Postgres {
     /// Says that a boot lives.
     ///
@@ -129,7 +121,7 @@ impl Postgres {
     }
 
     /// Moves shards on to the next epoch, since another process than before, or the same one without its memory,
-    /// answers for them. `seen`: the epoch that was read of each shard; one that has moved since is left as it is.
+    /// answers for them; or nobody does (`run` is empty): then what was theirs can be freed for nodes' own tranches. `seen`: the epoch that was read of each shard; one that has moved since is left as it is.
     /// All pools of the epochs before are frozen.
     ///
     /// # Errors
@@ -157,7 +149,7 @@ impl Postgres {
             t.query(old, &[&mine]).await?;
             t.execute(
                 "UPDATE lease SET frozen_boot = (SELECT coalesce(max(id), 0) FROM boot),
-                     state = CASE WHEN consumed + returned = amount THEN 'closed' ELSE 'frozen' END
+                     state = CASE WHEN rest = 0 THEN 'closed' ELSE 'frozen' END
                  WHERE shard = ANY ($1) AND state = 'open'",
                 &[&mine],
             )
@@ -267,15 +259,16 @@ impl Postgres {
             }
             // All at once, since one that is locked later than a lease would be out of order.
             let accounts = t.query("SELECT DISTINCT account FROM lease WHERE state <> 'closed'", &[]).await?;
-            let accounts = accounts.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_, LedgerError>>()?;
+            let accounts =
+                accounts.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_, LedgerError>>()?;
             lock_balances(t, accounts).await?;
             let rows = t
                 .query(
-                    "SELECT l.id, l.account, least(l.amount - l.consumed - l.returned, c.amount)
+                    "SELECT l.id, l.account, least(l.rest, c.amount)
                      FROM claim c JOIN lease l USING (shard, epoch, account)
                      WHERE c.boot = $1 AND l.state = 'frozen'
                      UNION ALL
-                     SELECT id, account, amount - consumed - returned FROM lease WHERE boot = $1 AND state <> 'closed'",
+                     SELECT id, account, rest FROM lease WHERE boot = $1 AND state <> 'closed'",
                     &[&boot],
                 )
                 .await?;
@@ -295,7 +288,8 @@ impl Postgres {
         })
     }
 
-    /// Says of pools that are in use that no hold of a lost boot is left in them: the reaper has ended all.
+    /// Says of pools that are in use that no hold of a lost boot is left in them, and none of their outbox's entries is
+    /// unposted. Says nothing of a pool that is not the current one any more.
     ///
     /// # Errors
     /// [`LedgerError`] when the books cannot be written.
@@ -315,26 +309,6 @@ impl Postgres {
             .await?;
             Ok(())
         })
-    }
-
-    /// How holds were booked; one that was not is not in the answer. Redis may only give back what is above it.
-    ///
-    /// # Errors
-    /// [`LedgerError`] when the books cannot be read.
-    pub fn settlings(&self, holds: &[HoldId]) -> Result<Vec<Settling>, LedgerError> {
-        let ids: Vec<[u8; 16]> = holds.iter().map(|hold| hold.to_bytes()).collect();
-        let ids: Vec<&[u8]> = ids.iter().map(<[u8; 16]>::as_slice).collect();
-        let rows = self.within(async |t| {
-            let booked = "SELECT s.hold, s.captured + s.suspended FROM unnest($1::bytea[]) AS h (hold)
-                          JOIN settlement s ON s.hold = h.hold AND s.day = hold_day(h.hold)";
-            Ok(t.query(booked, &[&ids]).await?)
-        })?;
-        let settling = |row: &tokio_postgres::Row| {
-            let hold: &[u8] = row.try_get(0)?;
-            let hold = HoldId::from_bytes(hold.try_into().unwrap_or_default());
-            Ok(Settling { hold, taken: Amount::from_nano(row.try_get(1)?) })
-        };
-        rows.iter().map(settling).collect()
     }
 }
 
@@ -366,7 +340,7 @@ fn epoch(row: &tokio_postgres::Row) -> Result<Epoch, LedgerError> {
     Ok(Epoch { shard: shard(row.try_get(0)?), epoch: row.try_get(1)?, run: row.try_get(2)? })
 }
 
-fn state(word: &str) -> BootState {
+pub(super) fn state(word: &str) -> BootState {
     match word {
         "live" => BootState::Live,
         "lost" => BootState::Lost,
@@ -428,7 +402,7 @@ pub(super) async fn free(
     t.query("SELECT id FROM lease WHERE id = ANY ($1) ORDER BY id FOR UPDATE", &[&leases]).await?;
     let unclaimed = t
         .query(
-            "SELECT l.id, l.account, l.amount - l.consumed - l.returned - coalesce(c.amount, 0), l.suspect
+            "SELECT l.id, l.account, l.rest - coalesce(c.amount, 0), l.suspect
              FROM lease l LEFT JOIN (
                  SELECT shard, epoch, account, sum(amount)::bigint AS amount FROM claim GROUP BY 1, 2, 3) c
                  USING (shard, epoch, account)
@@ -487,7 +461,7 @@ async fn suspend(
     let (leases, amounts) = (ids, parts.iter().map(|part| part.amount).collect::<Vec<_>>());
     t.execute(
         "UPDATE lease l SET consumed = l.consumed + p.amount,
-             state = CASE WHEN l.state <> 'open' AND l.consumed + p.amount + l.returned = l.amount OR l.boot IS NOT NULL
+             state = CASE WHEN l.state <> 'open' AND l.rest = p.amount OR l.boot IS NOT NULL
                  THEN 'closed' ELSE l.state END
          FROM unnest($1::bigint[], $2::bigint[]) AS p (id, amount) WHERE l.id = p.id",
         &[&leases, &amounts],

@@ -1,7 +1,7 @@
 //! Money that may be spent without asking: pools in Redis, and each boot's own tranche.
 //!
 //! A lease is what may be spent before it may be spent: first it leaves what is free, here, then somebody installs it.
-//! Its three sums only grow (leased, consumed, returned), so a total may be installed by anybody, late and twice:
+//! Its sums only grow, so a total may be installed by anybody, late and twice:
 //! whoever installs adds what is above the total that it has seen. For the same reason money that is recalled from a
 //! pool never lowers the total: it counts beside it, here as in Redis.
 
@@ -96,12 +96,16 @@ impl Postgres {
     pub fn return_pool(&self, account: AccountId, pool: Pool, in_all: Amount) -> Result<Amount, LedgerError> {
         self.within(async |t| {
             lock_balances(t, vec![account.0]).await?;
-            let open = "SELECT id, returned FROM lease
+            let open = "SELECT id, recalled FROM lease
                         WHERE account = $1 AND shard = $2 AND epoch = $3 AND state = 'open' FOR UPDATE";
             let found = t.query_opt(open, &[&account.0, &small(pool.shard), &pool.epoch]).await?;
             let Some(row) = found else { return Err(LedgerError::Stale) };
             let new = in_all.less(Amount::from_nano(row.try_get(1)?)).max(Amount::ZERO);
-            move_leased(t, &[Part { lease: row.try_get(0)?, account: account.0, amount: new.nano() }]).await
+            let recall = "UPDATE lease SET recalled = recalled + $2 WHERE id = $1";
+            t.execute(recall, &[&row.try_get::<_, i64>(0)?, &new.nano()]).await?;
+            let free = "UPDATE balance SET leased = leased - $2 WHERE account = $1";
+            t.execute(free, &[&account.0, &new.nano()]).await?;
+            Ok(new)
         })
     }
 }
@@ -128,7 +132,7 @@ async fn lease(
     let upsert = format!(
         "INSERT INTO lease (account, boot, shard, epoch, amount) VALUES ($1, $2, $3, $4, $5)
          ON CONFLICT ({by}) DO UPDATE SET amount = lease.amount + excluded.amount WHERE lease.state = 'open'
-         RETURNING amount, amount - consumed - returned"
+         RETURNING amount, rest"
     );
     let upsert = t.prepare_cached(&upsert).await?;
     let row = t.query_opt(&upsert, &[&account.0, &boot, &shard, &epoch, &added.nano()]).await?;
@@ -176,7 +180,7 @@ pub(super) async fn move_leased(t: &Transaction<'_>, parts: &[Part]) -> Result<A
     let leases: Vec<i64> = parts.iter().map(|part| part.lease).collect();
     let amounts: Vec<i64> = parts.iter().map(|part| part.amount).collect();
     let give = "UPDATE lease l SET returned = l.returned + p.amount,
-                    state = CASE WHEN l.state = 'frozen' AND l.consumed + l.returned + p.amount = l.amount
+                    state = CASE WHEN l.state = 'frozen' AND l.rest = p.amount
                         THEN 'closed' ELSE l.state END
                 FROM unnest($1::bigint[], $2::bigint[]) AS p (id, amount) WHERE l.id = p.id";
     t.execute(&t.prepare_cached(give).await?, &[&leases, &amounts]).await?;

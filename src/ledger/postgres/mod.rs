@@ -15,6 +15,7 @@ mod keys;
 mod leases;
 mod migrate;
 mod post;
+mod reaped;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,9 +35,10 @@ use super::port::{LedgerError, said};
 use crate::config::checked;
 
 pub use audit::{Drift, Parts, PoolSeen, Where};
-pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot, Settling};
+pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot};
 pub use leases::{Leased, Wanted};
 pub use migrate::Migrated;
+pub use reaped::Reaped;
 
 /// How long a connection may take to stand, and a caller may wait for one.
 const CONNECT_MAX: Duration = Duration::from_secs(2);

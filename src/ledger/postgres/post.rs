@@ -7,9 +7,8 @@
 //! goes below what is leased of it, and nothing that comes ever stops the queue. What cannot be booked at all waits in
 //! `misfit` for somebody to look at.
 //!
-//! A hold of a boot that is lost is ended by the reaper, which knows its last checkpoint but not its end
-//! ([`Postgres::post_lost`]): the checkpoint is charged and the rest of the hold goes to suspense. If the end turns up
-//! after all, the difference is settled from there.
+//! A hold that the reaper took is booked at its last checkpoint first (`reaped`). When its own end comes after all, the
+//! difference is settled from what was set aside, and the rest of that is free again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,33 +17,15 @@ use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 use tokio_postgres::types::ToSql;
 
 use super::books::{Row, insert_transfers};
-use super::{Postgres, small};
+use super::small;
 use crate::journal::Settled;
 use crate::ledger::port::LedgerError;
 
-impl Postgres {
-    /// Books ends of holds of lost boots: charged is what each had cost by its last checkpoint (`captured`), and the
-    /// rest of the hold goes to suspense. Do it before Redis ends the hold, which captures all of it. A hold that is
-    /// booked already is passed over. Answers how many were new.
-    ///
-    /// # Errors
-    /// [`LedgerError`]; nothing of the batch is booked then.
-    pub fn post_lost(&self, batch: &[Settled]) -> Result<usize, LedgerError> {
-        // A lease by boot is given up as a whole when the boot is declared lost.
-        self.within(async |t| post(t, None, batch, true).await)
-    }
-}
+/// A hold's bytes: the key of its settlement, and the order of locks.
+pub(super) type Hold = [u8; 16];
 
-/// The hold's bytes: the key of its settlement, and the order of locks.
-type Hold = [u8; 16];
-
-/// Books a batch against the lease of `boot` and the pools that its entries name.
-pub(super) async fn post(
-    t: &Transaction<'_>,
-    boot: Option<i64>,
-    batch: &[Settled],
-    lost: bool,
-) -> Result<usize, LedgerError> {
+/// Books a batch against the lease of `boot` and the pools that its entries name. Answers how many were new.
+pub(super) async fn post(t: &Transaction<'_>, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
     let mut ends: BTreeMap<Hold, &Settled> = BTreeMap::new();
     for settled in batch {
         ends.entry(settled.id.to_be_bytes()).or_insert(settled);
@@ -53,23 +34,22 @@ pub(super) async fn post(
     if ends.is_empty() {
         return Ok(0);
     }
-    let new = insert_settlements(t, &ends, lost).await?;
-    let found = if lost || new.len() == ends.len() { vec![] } else { found(t, &ends, &new).await? };
+    let new = insert_settlements(t, &ends, &HashSet::new()).await?;
+    let found = if new.len() == ends.len() { vec![] } else { found(t, &ends, &new).await? };
     if new.is_empty() && found.is_empty() {
         return Ok(0);
     }
-    let touched =
-        ends.iter().filter(|(hold, _)| new.contains(*hold) || found.iter().any(|f| f.hold == **hold));
-    let mut books = Books::lock(t, boot, touched.map(|(_, settled)| *settled)).await?;
+    let is_touched = |hold: &Hold| new.contains(hold) || found.iter().any(|found| found.hold == *hold);
+    let touched = ends.iter().filter(|(hold, _)| is_touched(hold)).map(|(_, settled)| *settled);
+    let mut books = Books::lock(t, Some(boot), touched).await?;
     for (hold, settled) in ends.iter().filter(|(hold, _)| new.contains(*hold)) {
-        if lost { books.end_lost(*hold, settled) } else { books.end(*hold, settled) }
+        books.end(*hold, settled);
     }
     for found in &found {
         if let Some(settled) = ends.get(&found.hold) {
             books.resolve(found, settled);
         }
     }
-    insert_transfers(t, &books.transfers, "").await?;
     books.write(t).await?;
     bring_up_to_date(t, &found, &ends).await?;
     Ok(new.len())
@@ -91,7 +71,7 @@ fn misfit(settled: &Settled) -> Option<&'static str> {
     None
 }
 
-async fn set_misfits_aside(
+pub(super) async fn set_misfits_aside(
     t: &Transaction<'_>,
     ends: &mut BTreeMap<Hold, &Settled>,
 ) -> Result<(), LedgerError> {
@@ -141,10 +121,11 @@ struct Columns<'a> {
     estimated: Vec<bool>,
     anomalies: Vec<bool>,
     at_ms: Vec<i64>,
+    reaped: Vec<bool>,
 }
 
 impl<'a> Columns<'a> {
-    fn push(&mut self, hold: &'a Hold, settled: &'a Settled, lost: bool) {
+    fn push(&mut self, hold: &'a Hold, settled: &'a Settled, reaped: bool) {
         let Settled {
             id: _,
             account,
@@ -164,50 +145,51 @@ impl<'a> Columns<'a> {
             at_ms,
             pool: _,
         } = settled;
-        // What a lost call cost beside the hold is not known yet.
-        let known = |amount: i64| if lost { 0 } else { amount };
         self.holds.push(hold);
         self.accounts.push(*account);
         self.requests.push(text(request));
         self.models.push(text(model));
         self.endpoints.push(text(endpoint));
         self.attempts.push(i64::from(*attempts));
-        let parts = [*held, *captured, *released, known(*excess), known(*shortfall)];
+        let parts = [*held, *captured, *released, *excess, *shortfall];
         self.parts.iter_mut().zip(parts).for_each(|(column, part)| column.push(part));
-        self.provider_costs.push(known(*provider_cost));
-        self.abandoned.push(known(*abandoned));
+        self.provider_costs.push(*provider_cost);
+        self.abandoned.push(*abandoned);
         self.keys.push(key);
         self.held_ms.push(*held_ms);
         self.price_versions.push(i64::from(*price_version));
         self.tokens.push(tokens(settled));
-        self.estimated.push(*estimated || lost);
+        self.estimated.push(*estimated);
         self.anomalies.push(*anomaly);
         self.at_ms.push(*at_ms);
+        self.reaped.push(reaped);
     }
 }
 
-/// Writes down how holds ended; answers those that were not written before. From here on, until this transaction ends,
-/// nobody else books them.
-async fn insert_settlements(
+/// Writes down how holds ended, those of `reaped` until their own end comes; answers those that were not written
+/// before. From here on, until this transaction ends, nobody else books them.
+pub(super) async fn insert_settlements(
     t: &Transaction<'_>,
     ends: &BTreeMap<Hold, &Settled>,
-    lost: bool,
+    reaped: &HashSet<Hold>,
 ) -> Result<HashSet<Hold>, LedgerError> {
     let mut c = Columns::default();
-    ends.iter().for_each(|(hold, settled)| c.push(hold, settled, lost));
+    ends.iter().for_each(|(hold, settled)| c.push(hold, settled, reaped.contains(hold)));
     let insert = t
         .prepare_cached(
             "INSERT INTO settlement (day, hold, account, request, model, endpoint, attempts, held, captured, released,
                  excess, shortfall, provider_cost, abandoned, key_digest, held_ms, price_version, tokens, estimated,
-                 anomaly, at_ms, lost)
+                 anomaly, at_ms, reaped)
              SELECT hold_day(c.hold), c.hold, c.account, c.request, c.model, c.endpoint, c.attempts, c.held,
                  c.captured, c.released, c.excess, c.shortfall, c.provider_cost, c.abandoned, c.key_digest, c.held_ms,
-                 c.price_version, c.tokens::bigint[], c.estimated, c.anomaly, c.at_ms, $20
+                 c.price_version, c.tokens::bigint[], c.estimated, c.anomaly, c.at_ms, c.reaped
              FROM unnest($1::bytea[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[],
                  $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[],
-                 $15::bigint[], $16::bigint[], $17::text[], $18::boolean[], $19::boolean[], $21::bigint[])
+                 $15::bigint[], $16::bigint[], $17::text[], $18::boolean[], $19::boolean[], $20::bigint[],
+                 $21::boolean[])
                  AS c (hold, account, request, model, endpoint, attempts, held, captured, released, excess, shortfall,
-                     provider_cost, abandoned, key_digest, held_ms, price_version, tokens, estimated, anomaly, at_ms)
+                     provider_cost, abandoned, key_digest, held_ms, price_version, tokens, estimated, anomaly, at_ms,
+                     reaped)
              ORDER BY c.hold ON CONFLICT DO NOTHING RETURNING hold",
         )
         .await?;
@@ -235,15 +217,15 @@ async fn insert_settlements(
                 &c.tokens,
                 &c.estimated,
                 &c.anomalies,
-                &lost,
                 &c.at_ms,
+                &c.reaped,
             ],
         )
         .await?;
     rows.iter().map(|row| hold_of(row.try_get(0)?)).collect()
 }
 
-fn hold_of(bytes: &[u8]) -> Result<Hold, LedgerError> {
+pub(super) fn hold_of(bytes: &[u8]) -> Result<Hold, LedgerError> {
     bytes.try_into().map_err(|_| LedgerError::Violation("a hold's id has not 16 bytes".to_owned()))
 }
 
@@ -261,11 +243,11 @@ async fn found(
 ) -> Result<Vec<Found>, LedgerError> {
     let known: Vec<&[u8]> =
         ends.keys().filter(|hold| !new.contains(*hold)).map(<[u8; 16]>::as_slice).collect();
-    let lost = t
+    let reaped = t
         .prepare_cached(
             "SELECT s.hold, s.captured + s.excess, s.suspended FROM settlement s
              JOIN unnest($1::bytea[]) AS h (hold) ON s.hold = h.hold AND s.day = hold_day(h.hold)
-             WHERE s.lost ORDER BY s.hold FOR UPDATE OF s",
+             WHERE s.reaped ORDER BY s.hold FOR UPDATE OF s",
         )
         .await?;
     let found = |row: &tokio_postgres::Row| {
@@ -275,7 +257,7 @@ async fn found(
             suspended: Amount::from_nano(row.try_get(2)?),
         })
     };
-    t.query(&lost, &[&known]).await?.iter().map(found).collect()
+    t.query(&reaped, &[&known]).await?.iter().map(found).collect()
 }
 
 /// Where a hold's money was set aside.
@@ -290,6 +272,7 @@ struct Lease {
     id: i64,
     left: Amount,
     consumed: Amount,
+    returned: Amount,
 }
 
 /// What an account has beside its leases, and what a batch does to it.
@@ -297,8 +280,9 @@ struct Lease {
 struct Account {
     free: Amount,
     suspended: Amount,
-    /// Taken out of leases.
+    /// Taken out of leases; and given back to what is free.
     from_leases: Amount,
+    relieved: Amount,
     from_free: Amount,
     /// Into suspense from leases; and out of it, to us or back to what is free.
     aside: Amount,
@@ -308,7 +292,7 @@ struct Account {
 }
 
 /// The locked rows that a batch is booked against.
-struct Books {
+pub(super) struct Books {
     boot: Option<i64>,
     leases: HashMap<Place, Lease>,
     accounts: BTreeMap<i64, Account>,
@@ -330,7 +314,7 @@ struct Amended {
 
 impl Books {
     /// Locks balances, then leases, each in their order.
-    async fn lock<'a>(
+    pub(super) async fn lock<'a>(
         t: &Transaction<'_>,
         boot: Option<i64>,
         ends: impl Iterator<Item = &'a Settled>,
@@ -357,7 +341,7 @@ impl Books {
         let locked = locked.iter().map(balance).collect::<Result<_, LedgerError>>()?;
         let leases = t
             .prepare_cached(
-                "SELECT id, account, boot, shard, epoch, amount - consumed - returned FROM lease WHERE id IN (
+                "SELECT id, account, boot, shard, epoch, rest FROM lease WHERE id IN (
                      SELECT id FROM lease WHERE boot = $1 AND account = ANY ($2)
                      UNION ALL
                      SELECT id FROM lease JOIN unnest($3::bigint[], $4::smallint[], $5::bigint[])
@@ -485,38 +469,51 @@ impl Books {
         }
     }
 
-    /// Books what a hold of a lost boot had cost by its last checkpoint, and sets the rest of it aside.
-    fn end_lost(&mut self, hold: Hold, settled: &Settled) {
+    /// Books a hold that the reaper took out of its pool, at its checkpoint. The rest of it is set aside, or free.
+    pub(super) fn end_reaped(&mut self, hold: Hold, settled: &Settled, set_aside: bool) {
         let end = settled.settlement();
         let customer = LedgerAccount::Customer(settled.account());
         let (lease, captured) = self.take_leased(settled, end.captured);
-        let capture = Transfer {
-            kind: TransferKind::Capture,
-            debit: customer,
-            credit: LedgerAccount::Revenue,
-            amount: captured,
+        let (kind, credit) = (TransferKind::Capture, LedgerAccount::Revenue);
+        self.book(hold, settled, lease, Transfer { kind, debit: customer, credit, amount: captured });
+        let released = end.held.less(captured);
+        let suspended = if set_aside {
+            let (_, suspended) = self.take_leased(settled, released);
+            let (kind, credit) = (TransferKind::Suspended, LedgerAccount::Suspense);
+            self.book(hold, settled, lease, Transfer { kind, debit: customer, credit, amount: suspended });
+            suspended
+        } else {
+            self.relieve(settled, released);
+            Amount::ZERO
         };
-        self.book(hold, settled, lease, capture);
-        let (_, suspended) = self.take_leased(settled, end.held.less(captured));
-        let suspend = Transfer {
-            kind: TransferKind::Suspended,
-            debit: customer,
-            credit: LedgerAccount::Suspense,
-            amount: suspended,
-        };
-        self.book(hold, settled, lease, suspend);
         let account = self.accounts.entry(settled.account).or_default();
         account.aside = plus(account.aside, suspended);
         account.calls = account.calls.saturating_add(1);
-        let amended = Amended {
-            captured,
-            released: end.held.less(captured),
-            excess: Amount::ZERO,
-            shortfall: Amount::ZERO,
-            written_off: Amount::ZERO,
-            suspended,
-        };
+        let (excess, shortfall, written_off) = (Amount::ZERO, Amount::ZERO, Amount::ZERO);
+        let amended = Amended { captured, released, excess, shortfall, written_off, suspended };
         self.amended.push((hold, amended));
+    }
+
+    /// Charges a checkpoint of a boot that is lost, whose pool is over: what it held there is set aside already.
+    pub(super) fn end_late(&mut self, hold: Hold, settled: &Settled) {
+        let end = settled.settlement();
+        let written_off = self.pay_late(hold, settled, end.captured, Amount::MAX);
+        let account = self.accounts.entry(settled.account).or_default();
+        account.calls = account.calls.saturating_add(1);
+        let (captured, released) = (end.captured, end.released);
+        let (excess, shortfall, suspended) = (Amount::ZERO, Amount::ZERO, Amount::ZERO);
+        let amended = Amended { captured, released, excess, shortfall, written_off, suspended };
+        self.amended.push((hold, amended));
+    }
+
+    /// Gives what a hold did not cost back to what is free, out of the pool that it was captured from whole.
+    pub(super) fn relieve(&mut self, settled: &Settled, amount: Amount) {
+        let Some(lease) = self.lease(settled) else { return };
+        let relieved = amount.min(lease.left);
+        lease.left = lease.left.less(relieved);
+        lease.returned = plus(lease.returned, relieved);
+        let account = self.accounts.entry(settled.account).or_default();
+        account.relieved = plus(account.relieved, relieved);
     }
 
     /// Settles the difference of a hold that the reaper ended before its end turned up. What was charged too much by
@@ -553,21 +550,25 @@ impl Books {
         self.amended.push((hold, amended));
     }
 
-    /// Writes what the batch did to leases, balances and settlements.
-    async fn write(&self, t: &Transaction<'_>) -> Result<(), LedgerError> {
-        let spent: Vec<&Lease> = self.leases.values().filter(|lease| lease.consumed.is_positive()).collect();
-        if !spent.is_empty() {
-            let ids: Vec<i64> = spent.iter().map(|lease| lease.id).collect();
-            let amounts: Vec<i64> = spent.iter().map(|lease| lease.consumed.nano()).collect();
+    /// Writes the batch's transfers, and what it did to leases, balances and settlements.
+    pub(super) async fn write(&self, t: &Transaction<'_>) -> Result<(), LedgerError> {
+        insert_transfers(t, &self.transfers, "").await?;
+        let touched = |lease: &&Lease| lease.consumed.is_positive() || lease.returned.is_positive();
+        let touched: Vec<&Lease> = self.leases.values().filter(touched).collect();
+        if !touched.is_empty() {
+            let ids: Vec<i64> = touched.iter().map(|lease| lease.id).collect();
+            let consumed: Vec<i64> = touched.iter().map(|lease| lease.consumed.nano()).collect();
+            let returned: Vec<i64> = touched.iter().map(|lease| lease.returned.nano()).collect();
             let consume = t
                 .prepare_cached(
-                    "UPDATE lease l SET consumed = l.consumed + p.amount,
-                         state = CASE WHEN l.state = 'frozen' AND l.consumed + l.returned + p.amount = l.amount
+                    "UPDATE lease l SET consumed = l.consumed + p.consumed, returned = l.returned + p.returned,
+                         state = CASE WHEN l.state = 'frozen' AND l.rest = p.consumed + p.returned
                              THEN 'closed' ELSE l.state END
-                     FROM unnest($1::bigint[], $2::bigint[]) AS p (id, amount) WHERE l.id = p.id",
+                     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS p (id, consumed, returned)
+                     WHERE l.id = p.id",
                 )
                 .await?;
-            t.execute(&consume, &[&ids, &amounts]).await?;
+            t.execute(&consume, &[&ids, &consumed, &returned]).await?;
         }
         let accounts: Vec<i64> = self.accounts.keys().copied().collect();
         let each = |nano: fn(&Account) -> i64| self.accounts.values().map(nano).collect::<Vec<i64>>();
@@ -575,11 +576,12 @@ impl Books {
             .prepare_cached(
                 "UPDATE balance b SET
                      posted = b.posted - p.from_leases - p.from_free + p.restored,
-                     leased = b.leased - p.from_leases,
+                     leased = b.leased - p.from_leases - p.relieved,
                      suspended = b.suspended + p.aside - p.from_suspense - p.restored,
                      calls = b.calls + p.calls
                  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
-                     $7::bigint[]) AS p (account, from_leases, from_free, aside, from_suspense, restored, calls)
+                     $7::bigint[], $8::bigint[])
+                     AS p (account, from_leases, relieved, from_free, aside, from_suspense, restored, calls)
                  WHERE b.account = p.account",
             )
             .await?;
@@ -588,6 +590,7 @@ impl Books {
             &[
                 &accounts,
                 &each(|a| a.from_leases.nano()),
+                &each(|a| a.relieved.nano()),
                 &each(|a| a.from_free.nano()),
                 &each(|a| a.aside.nano()),
                 &each(|a| a.from_suspense.nano()),
@@ -626,7 +629,7 @@ async fn bring_up_to_date(
 ) -> Result<(), LedgerError> {
     for found in found {
         let Some(settled) = ends.get(&found.hold) else { continue };
-        let update = "UPDATE settlement SET lost = false, model = $2, endpoint = $3, attempts = $4, provider_cost = $5,
+        let update = "UPDATE settlement SET reaped = false, model = $2, endpoint = $3, attempts = $4, provider_cost = $5,
                           abandoned = $6, tokens = ($7::text)::bigint[], estimated = $8, anomaly = $9, at_ms = $10
                       WHERE day = hold_day($1) AND hold = $1";
         let hold = found.hold.as_slice();
@@ -643,6 +646,7 @@ async fn bring_up_to_date(
             &settled.at_ms,
         ];
         t.execute(&t.prepare_cached(update).await?, &values).await?;
+        t.execute("UPDATE reaped SET open = false WHERE hold = $1", &[&hold]).await?;
     }
     Ok(())
 }

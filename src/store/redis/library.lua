@@ -6,7 +6,7 @@
 --   outbox   stream  r: the record for the ledger; p: held, cost and shortfall, or, of a hold that was reaped,
 --                    'X', its boot and what its call had cost
 --   revoked  set     digests of keys
---   w:<scope>  string  two sliding minutes, requests and tokens: 61 pairs of doubles each, amount and latest event
+--   w:<scope>  string  two sliding minutes, requests and tokens, in doubles
 --   r:<scope>  zset    calls that run, by when they are given up
 --   b:<scope>:<window>  string  money spent or reserved in a budget's window
 -- and of each epoch, so that no other can find them:
@@ -28,10 +28,9 @@
 
 local SPAN_MS = 60000
 local BUCKETS = 61
-local WINDOW_BYTES = BUCKETS * 16
--- Nothing of Lua's own library is there while a library is loaded.
-local WINDOW_FORMAT
-local WINDOW_EMPTY
+-- Sum, first second in it, latest event; then each second's amount and latest event.
+local HEAD_BYTES = 24
+local WINDOW_BYTES = HEAD_BYTES + BUCKETS * 16
 -- Longer than a window, so that it never goes while it counts.
 local WINDOW_KEEP_MS = 121000
 -- An ended hold answers a repeat for so long. Its admit has arrived, and nothing sends that twice.
@@ -94,25 +93,33 @@ local function of_epoch(base, epoch)
   }
 end
 
--- A sliding minute: its buckets, what counts, the latest event that counts.
+-- A sliding minute, as `filters::limit::window` has it: one bucket a second, which counts as a whole until sixty
+-- seconds after its latest event. Buckets leave in their order, so the sum of those that count is kept, with the first
+-- second that it contains: what a call has to look at are the seconds since the call before.
+local function bucket(window, second)
+  local amount, last = struct.unpack('<dd', window.bytes, HEAD_BYTES + (second % BUCKETS) * 16 + 1)
+  if math.floor(last / 1000) ~= second then return 0, 0 end
+  return amount, last
+end
+
 local function window(key, at, now)
-  WINDOW_FORMAT = WINDOW_FORMAT or '<' .. string.rep('d', BUCKETS * 2)
-  WINDOW_EMPTY = WINDOW_EMPTY or string.rep('\0', WINDOW_BYTES)
   local bytes = redis.call('GETRANGE', key, at, at + WINDOW_BYTES - 1)
-  if #bytes < WINDOW_BYTES then bytes = bytes .. string.sub(WINDOW_EMPTY, #bytes + 1) end
-  local cells = { struct.unpack(WINDOW_FORMAT, bytes) }
-  -- A clock that steps back stands still, for a minute at most: what is further ahead does not count.
-  local reached = now
-  for i = 2, BUCKETS * 2, 2 do
-    if cells[i] > reached and cells[i] <= now + SPAN_MS then reached = cells[i] end
+  if #bytes < WINDOW_BYTES then bytes = bytes .. string.rep('\0', WINDOW_BYTES - #bytes) end
+  local sum, first, last = struct.unpack('<ddd', bytes)
+  -- A clock that steps back stands still, for a minute at most: what is further ahead is forgotten.
+  local forgotten = last > now + SPAN_MS
+  if last > now and not forgotten then now = last end
+  local found = { key = key, at = at, bytes = bytes, now = now, sum = sum, first = first, forgotten = forgotten }
+  local newest = math.floor(now / 1000)
+  if forgotten then found.bytes = string.rep('\0', WINDOW_BYTES) end
+  if forgotten or last + SPAN_MS <= now then
+    found.sum, found.first = 0, newest
+    return found
   end
-  local found = { key = key, at = at, now = reached, cells = cells, sum = 0, last = 0 }
-  for i = 1, BUCKETS * 2, 2 do
-    local amount, last = cells[i], cells[i + 1]
-    if amount > 0 and last <= reached and last + SPAN_MS > reached then
-      found.sum = found.sum + amount
-      if last > found.last then found.last = last end
-    end
+  for second = first, newest - BUCKETS + 1 do
+    local amount, latest = bucket(found, second)
+    if latest + SPAN_MS > now then break end
+    found.sum, found.first = found.sum - amount, second + 1
   end
   return found
 end
@@ -120,50 +127,56 @@ end
 -- Milliseconds until `more` fits; nil: it fits now.
 local function wait(window, limit, more)
   if window.sum + more <= limit then return nil end
-  local leaving = {}
-  for i = 1, BUCKETS * 2, 2 do
-    local amount, last = window.cells[i], window.cells[i + 1]
-    if amount > 0 and last <= window.now and last + SPAN_MS > window.now then
-      leaving[#leaving + 1] = { amount, last }
-    end
-  end
-  table.sort(leaving, function(a, b) return a[2] < b[2] end)
   local sum = window.sum
-  for _, bucket in ipairs(leaving) do
-    sum = sum - bucket[1]
-    if sum + more <= limit then return math.max(bucket[2] + SPAN_MS - window.now, 1) end
+  for second = window.first, math.floor(window.now / 1000) do
+    local amount, last = bucket(window, second)
+    sum = sum - amount
+    if sum + more <= limit then return math.max(last + SPAN_MS - window.now, 1) end
   end
   return SPAN_MS
 end
 
-local function count(window, amount)
+local function count(window, more)
   local second = math.floor(window.now / 1000)
-  local index = second % BUCKETS
-  local sum, last = window.cells[index * 2 + 1], window.cells[index * 2 + 2]
-  if math.floor(last / 1000) ~= second then sum = 0 end
-  sum = sum + amount
-  redis.call('SETRANGE', window.key, window.at + index * 16, struct.pack('<dd', sum, window.now))
-  redis.call('PEXPIRE', window.key, WINDOW_KEEP_MS)
-  window.sum = window.sum + amount
-  if sum > 0 then window.last = window.now end
+  local amount = bucket(window, second) + more
+  if window.forgotten then redis.call('SETRANGE', window.key, window.at, window.bytes) end
+  window.sum = window.sum + more
+  redis.call('SETRANGE', window.key, window.at, struct.pack('<ddd', window.sum, window.first, window.now))
+  redis.call('SETRANGE', window.key, window.at + HEAD_BYTES + (second % BUCKETS) * 16,
+    struct.pack('<dd', amount, window.now))
+  if amount > 0 then window.latest = window.now end
 end
 
 -- Replaces what was reserved by what was used; forgotten once that second is.
 local function correct(key, at, then_ms, reserved, used)
   local second = math.floor(then_ms / 1000)
-  local from = at + (second % BUCKETS) * 16
-  local bytes = redis.call('GETRANGE', key, from, from + 15)
+  local place = at + HEAD_BYTES + (second % BUCKETS) * 16
+  local bytes = redis.call('GETRANGE', key, place, place + 15)
   if #bytes < 16 then return end
-  local sum, last = struct.unpack('<dd', bytes)
+  local amount, last = struct.unpack('<dd', bytes)
   if math.floor(last / 1000) ~= second then return end
-  redis.call('SETRANGE', key, from, struct.pack('<dd', math.max(sum - reserved, 0) + used, last))
+  local corrected = math.max(amount - reserved, 0) + used
+  redis.call('SETRANGE', key, place, struct.pack('<dd', corrected, last))
+  local sum, first = struct.unpack('<dd', redis.call('GETRANGE', key, at, at + 15))
+  if second >= first then
+    redis.call('SETRANGE', key, at, struct.pack('<d', sum + corrected - amount))
+  end
 end
 
+-- What counts, and milliseconds until none of it does.
 local function standing(window)
   if not window then return '', '' end
-  local reset = 0
-  if window.last > 0 then reset = window.last + SPAN_MS - window.now end
-  return text(window.sum), text(reset)
+  local latest = window.latest
+  if not latest then
+    for second = math.floor(window.now / 1000), window.first, -1 do
+      local amount, last = bucket(window, second)
+      if amount > 0 then
+        latest = last
+        break
+      end
+    end
+  end
+  return text(window.sum), text(latest and latest + SPAN_MS - window.now or 0)
 end
 
 -- A hold's scopes as `scopes_of` in `admit.rs` writes them: key, account, then models.
@@ -270,6 +283,7 @@ function verbs.admit(base, args)
       count(scope.of_tokens, scope.take)
       part[3], part[4] = text(scope.of_tokens.now), text(scope.take)
     end
+    if scope.requests or scope.tokens then redis.call('PEXPIRE', scope.windows, WINDOW_KEEP_MS) end
     if scope.concurrency then
       redis.call('ZREMRANGEBYSCORE', scope.running, '-inf', text(now))
       redis.call('ZADD', scope.running, text(deadline), id)
@@ -397,26 +411,6 @@ function verbs.touch(base, args)
     end
   end
   return closed
-end
-
--- epoch limit again_ms: holds past their deadline, which come again later unless they end
-function verbs.overdue(base, args)
-  local refused = stale(base, args[1])
-  if refused then return refused end
-  local now, keys = clock(base), of_epoch(base, args[1])
-  local found = { 'OK' }
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', keys.due, '-inf', text(now), 'LIMIT', 0, args[2])) do
-    local known = redis.call('HGET', keys.holds, id)
-    if known and string.sub(known, 1, 1) == 'O' then
-      local _, _, boot, record = unpack(cmsgpack.unpack(string.sub(known, 2)), 1, 4)
-      local cost = redis.call('HGET', keys.costs, id) or '0'
-      for _, value in ipairs({ id, boot, cost, record }) do found[#found + 1] = value end
-      redis.call('ZADD', keys.due, text(now + tonumber(args[3])), id)
-    else
-      redis.call('ZREM', keys.due, id)
-    end
-  end
-  return found
 end
 
 -- epoch limit: ends holds past their deadline. Nothing of them is free again: all counts as captured, and the ledger

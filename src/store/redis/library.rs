@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use redis::Cmd;
 use sha2::{Digest as _, Sha256};
 
-/// The verbs.
-pub const SOURCE: &str = include_str!("library.lua");
+/// The verbs: those on money, and those of `fleet`.
+pub const SOURCE: &str = concat!(include_str!("library.lua"), include_str!("../../fleet/share.lua"));
 
 /// The source's end as a script. Its one key is the base of a shard's keys.
 const AS_SCRIPT: &str = "

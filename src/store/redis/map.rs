@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, Value};
 use tokio::sync::{Mutex, Notify};
 
 use super::library::Library;
-use super::node::{Address, Node};
+use super::node::{Address, Fault, Lane, Node};
 use super::{RedisError, SHARDS, base_of};
 use crate::config::checked::{self, RedisMode};
 
@@ -26,6 +26,8 @@ pub(super) struct Map {
     mode: RedisMode,
     /// Of the config: servers, or Sentinels.
     named: Vec<ConnectionInfo>,
+    /// To Sentinels, in the same order; those that answered last time.
+    links: Vec<Mutex<Option<MultiplexedConnection>>>,
     library: Arc<Library>,
     timeout: Duration,
     tripped: Arc<Notify>,
@@ -62,6 +64,7 @@ impl Map {
         let named = named.collect::<anyhow::Result<Vec<_>>>()?;
         let map = Self {
             mode: config.mode.clone(),
+            links: named.iter().map(|_| Mutex::default()).collect(),
             named,
             library: Arc::new(library),
             timeout: config.timeout,
@@ -148,7 +151,8 @@ impl Map {
 
     /// The primary that most Sentinels name: one that is cut off may still name the last one.
     async fn primary(&self, name: &str) -> Result<Address, RedisError> {
-        let answers = futures::future::join_all(self.named.iter().map(|sentinel| ask(sentinel, name))).await;
+        let asked = self.named.iter().zip(&self.links).map(|(sentinel, link)| ask(sentinel, link, name));
+        let answers = futures::future::join_all(asked).await;
         let mut votes: HashMap<Address, usize> = HashMap::new();
         for address in answers.into_iter().flatten() {
             *votes.entry(address).or_default() += 1;
@@ -160,27 +164,33 @@ impl Map {
 
     /// The slots of a cluster, by the first node that answers: known ones, then those of the config.
     async fn slots(&self) -> Result<Vec<(u16, u16, Arc<Node>)>, RedisError> {
-        let mut asked = self.nodes();
-        for info in &self.named {
-            asked.push(self.at(&address_of(info)).await?);
+        for node in self.nodes().iter().filter(|node| !node.is_open()) {
+            let answer = node.send(Lane::Background, &slots(), false).await;
+            if let Ok(ranges) = self.read_slots(node, answer.map_err(Fault::into_error)).await {
+                return Ok(ranges);
+            }
         }
         let mut last = RedisError::NotThere("no node of the cluster answers".to_owned());
-        for node in asked {
-            match self.slots_by(&node).await {
-                Ok(ranges) if !ranges.is_empty() => return Ok(ranges),
-                Ok(_) => {}
+        for info in &self.named {
+            let node = self.at(&address_of(info)).await?;
+            let answer = async {
+                let mut link = connect(node.client()).await?;
+                slots().query_async(&mut link).await.map_err(|error| RedisError::NotThere(error.to_string()))
+            };
+            match self.read_slots(&node, answer.await).await {
+                Ok(ranges) => return Ok(ranges),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    async fn slots_by(&self, node: &Node) -> Result<Vec<(u16, u16, Arc<Node>)>, RedisError> {
-        let mut link = connect(node.client()).await?;
-        let mut cmd = redis::cmd("CLUSTER");
-        cmd.arg("SLOTS");
-        let answer: Vec<Vec<Value>> =
-            cmd.query_async(&mut link).await.map_err(|e| RedisError::Refused(e.to_string()))?;
+    async fn read_slots(
+        &self,
+        node: &Node,
+        answer: Result<Value, RedisError>,
+    ) -> Result<Vec<(u16, u16, Arc<Node>)>, RedisError> {
+        let answer: Vec<Vec<Value>> = redis::from_redis_value(answer?).map_err(|_| RedisError::Unreadable)?;
         let mut ranges = vec![];
         for entry in answer {
             let mut entry = entry.into_iter();
@@ -199,24 +209,46 @@ impl Map {
             let port = primary.next().map(number).ok_or(RedisError::Unreadable)??;
             ranges.push((number(first)?, number(last)?, self.at(&(host, port)).await?));
         }
+        if ranges.is_empty() {
+            return Err(RedisError::NotThere("the cluster has no slots".to_owned()));
+        }
         ranges.sort_by_key(|(first, _, _)| *first);
         Ok(ranges)
     }
 }
 
-/// One Sentinel's word. Sentinels often have no password although servers do: then it is asked without.
-async fn ask(sentinel: &ConnectionInfo, name: &str) -> Option<Address> {
+fn slots() -> Cmd {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    cmd
+}
+
+/// One Sentinel's word.
+async fn ask(
+    sentinel: &ConnectionInfo,
+    link: &Mutex<Option<MultiplexedConnection>>,
+    name: &str,
+) -> Option<Address> {
+    let mut cmd = redis::cmd("SENTINEL");
+    cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    let mut link = link.lock().await;
+    if let Some(open) = link.as_mut() {
+        if let Ok(address) = cmd.query_async::<Option<Address>>(open).await {
+            return address;
+        }
+        *link = None;
+    }
+    // Sentinels often have no password although their servers do: then it is asked without.
     let bare = sentinel.redis_settings().password().is_some().then(|| {
         let settings = redis::RedisConnectionInfo::default();
         sentinel.clone().set_redis_settings(settings)
     });
     for info in std::iter::once(sentinel.clone()).chain(bare) {
         let Ok(client) = Client::open(info) else { continue };
-        let Ok(mut link) = connect(&client).await else { continue };
-        let mut cmd = redis::cmd("SENTINEL");
-        cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        if let Ok(Some(address)) = cmd.query_async::<Option<(String, u16)>>(&mut link).await {
-            return Some(address);
+        let Ok(mut open) = connect(&client).await else { continue };
+        if let Ok(address) = cmd.query_async::<Option<Address>>(&mut open).await {
+            *link = Some(open);
+            return address;
         }
     }
     None

@@ -54,7 +54,7 @@ pub use admit::{Admission, Admitted, RedisDeny, Scope, UnknownBudget};
 pub use library::{Dialect, SOURCE};
 pub use outbox::{End, Outgoing};
 pub use pools::{Fence, Installed, Marked, PoolState, Recalled};
-pub use settle::{Ended, Overdue, Touch};
+pub use settle::{Ended, Touch};
 pub use shared::{News, Warning};
 
 use answer::Answer;

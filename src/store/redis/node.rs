@@ -139,12 +139,15 @@ impl Node {
         }
     }
 
-    /// Asks whether the server is still there; opens the breaker if not.
+    /// Looks whether the connections are still there; opens the breaker if not. One that is slow is left to the
+    /// requests, which have a measure for it.
     pub(super) async fn probe(&self) -> bool {
-        let ping = redis::cmd("PING");
-        // One after the other: a fault of the first opens the breaker for both.
         for lane in [Lane::Background, Lane::Request] {
-            if self.send(lane, &ping, false).await.is_err() {
+            let Some(mut link) = self.link(lane) else { return false };
+            if let Err(error) = redis::cmd("PING").query_async::<Value>(&mut link).await
+                && !error.is_timeout()
+            {
+                let _opened = self.fault(&error);
                 return false;
             }
         }

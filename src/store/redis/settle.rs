@@ -9,7 +9,7 @@ use super::admit::hold_name;
 use super::node::Lane;
 use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
 use crate::journal::record::{self, Record};
-use crate::journal::{Hold, Pool, Settled};
+use crate::journal::{Pool, Settled};
 
 /// Holds that one command touches, at most.
 const TOUCHES_MAX: usize = 128;
@@ -35,16 +35,6 @@ pub struct Touch {
     pub cost: Amount,
 }
 
-/// A hold that nobody has touched for its lifetime.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overdue {
-    pub hold: Hold,
-    /// Of the node that placed it.
-    pub boot: i64,
-    /// What its call had cost when it was last touched.
-    pub cost: Amount,
-}
-
 impl Redis {
     /// Ends a hold at what its call cost: all parts of `settled` but the hold and what was released. Captures,
     /// takes of an excess what is there, corrects the limits and puts the record into the outbox, with the parts
@@ -64,7 +54,7 @@ impl Redis {
             hold: settled.id,
             cost,
             model: &settled.model,
-            tokens: Some(tokens),
+            tokens,
             record: Some(settled),
         };
         self.end(Lane::Request, pool, &end).await
@@ -75,7 +65,7 @@ impl Redis {
     /// # Errors
     /// [`RedisError`]. After a lost answer it may be sent again.
     pub async fn void(&self, account: AccountId, pool: Pool, hold: HoldId) -> Result<Ended, RedisError> {
-        let end = End { account, hold: hold.0, cost: Amount::ZERO, model: "", tokens: Some(0), record: None };
+        let end = End { account, hold: hold.0, cost: Amount::ZERO, model: "", tokens: 0, record: None };
         self.end(Lane::Background, pool, &end).await
     }
 
@@ -89,44 +79,6 @@ impl Redis {
         let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes()];
         let answer = self.verb(Lane::Background, pool.shard, "reap", &args).await?.good()?;
         holds(answer)
-    }
-
-    /// Holds of a shard past their deadline, `limit` at most. Unless they end they come again `again` later, so
-    /// that what may not be ended yet stands in nobody's way.
-    ///
-    /// # Errors
-    /// [`RedisError`].
-    pub async fn overdue(&self, pool: Pool, limit: u32, again: Duration) -> Result<Vec<Overdue>, RedisError> {
-        let args = [pool.epoch.to_string().into_bytes(), limit.to_string().into_bytes(), millis(again)];
-        let mut answer = self.verb(Lane::Background, pool.shard, "overdue", &args).await?.good()?;
-        let mut found = vec![];
-        while !answer.is_empty() {
-            let (id, boot, cost) = (answer.text()?, answer.number()?, answer.amount()?);
-            match record::decode(&answer.bytes()?) {
-                Ok((Record::PooledHold(_, hold), _)) => found.push(Overdue { hold, boot, cost }),
-                // Only we write it; it stays until the epoch ends.
-                Ok(_) | Err(_) => tracing::error!(hold = %id, "the record of a hold in redis is damaged"),
-            }
-        }
-        Ok(found)
-    }
-
-    /// Ends the hold of a node that is gone, at what the ledger has booked for it; what it held above that is free
-    /// again. Its tokens count as reserved. The ledger is not told again.
-    ///
-    /// # Errors
-    /// [`RedisError`]. After a lost answer it may be sent again.
-    pub async fn end_overdue(
-        &self,
-        pool: Pool,
-        overdue: &Overdue,
-        charged: Amount,
-    ) -> Result<Ended, RedisError> {
-        let Overdue { hold, .. } = overdue;
-        let account = AccountId(hold.account);
-        let end =
-            End { account, hold: hold.id, cost: charged, model: &hold.model, tokens: None, record: None };
-        self.end(Lane::Background, pool, &end).await
     }
 
     /// Says that calls of one shard still run, and what they have cost so far. Answers those whose hold has ended:
@@ -169,7 +121,7 @@ impl Redis {
             hold_name(end.hold),
             money(cost).ok_or(RedisError::NoSuch)?,
             end.model.as_bytes().to_vec(),
-            end.tokens.map(|tokens| tokens.min(1 << 48).to_string().into_bytes()).unwrap_or_default(),
+            end.tokens.min(1 << 48).to_string().into_bytes(),
             bytes,
         ];
         let mut answer = self.verb(lane, pool.shard, "settle", &args).await?;
@@ -194,8 +146,7 @@ struct End<'a> {
     hold: u128,
     cost: Amount,
     model: &'a str,
-    /// `None`: as many as were reserved.
-    tokens: Option<u64>,
+    tokens: u64,
     record: Option<&'a Settled>,
 }
 

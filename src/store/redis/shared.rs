@@ -78,6 +78,12 @@ impl Redis {
         Ok(texts)
     }
 
+    /// A channel that the verbs on a shard announce on.
+    #[must_use]
+    pub fn channel(&self, shard: u16, name: &str) -> String {
+        format!("{}:{name}", self.base(shard))
+    }
+
     fn listened(&self, channels: &[String]) -> Option<std::sync::Arc<Node>> {
         self.inner.map.node(slot_of(channels.first()?))
     }
@@ -129,10 +135,14 @@ async fn check(node: &Node) -> Result<Vec<Warning>, RedisError> {
     cmd.arg("everything");
     let info = node.send(Lane::Background, &cmd, false).await.map_err(super::Fault::into_error)?;
     let info: String = redis::from_redis_value(info).map_err(|_| RedisError::Unreadable)?;
+    judge(&format!("{}:{}", node.address.0, node.address.1), &info)
+}
+
+/// By what `INFO` says.
+fn judge(server: &str, info: &str) -> Result<Vec<Warning>, RedisError> {
     let field = |name: &str| {
         info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
     };
-    let server = format!("{}:{}", node.address.0, node.address.1);
     let version = field("redis_version");
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     let found = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
@@ -155,4 +165,29 @@ async fn check(node: &Node) -> Result<Vec<Warning>, RedisError> {
         )));
     }
     Ok(warnings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(version: &str, memory: &str, policy: &str, aof: &str) -> String {
+        format!(
+            "# Server\r\nredis_version:{version}\r\nmaxmemory:{memory}\r\nmaxmemory_policy:{policy}\r\naof_enabled:{aof}\r\n"
+        )
+    }
+
+    #[test]
+    fn old_servers_and_those_that_evict_are_refused() {
+        let judged = |version, memory, policy, aof| judge("s", &info(version, memory, policy, aof));
+        assert_eq!(judged("7.0.0", "0", "allkeys-lru", "1"), Ok(vec![]));
+        assert_eq!(judged("10.2", "100", "noeviction", "1"), Ok(vec![]));
+        assert_eq!(judged("8.0.1", "0", "noeviction", "0").unwrap().len(), 1);
+        for (version, memory, policy) in
+            [("6.2.14", "0", "noeviction"), ("", "0", "noeviction"), ("7.2.4", "1", "volatile-ttl")]
+        {
+            let judged = judged(version, memory, policy, "1");
+            assert!(matches!(judged, Err(RedisError::Unfit(_))), "{judged:?}");
+        }
+    }
 }

@@ -81,6 +81,58 @@ async fn two_thousand_idle_connections_are_held_and_others_are_served() {
     gateway.wait_for_metric("tollgate_connections", 0).await;
 }
 
+/// Connections that have been asked once and wait.
+async fn idle(gateway: &Gateway, count: usize) -> Vec<Caller> {
+    let models = Call::get("/v1/models");
+    let mut idle = vec![];
+    for _ in 0..count {
+        let mut caller = Caller::connect(gateway.http).await;
+        caller.send(&models).await;
+        assert_eq!(caller.next_answer().await.status, 200);
+        idle.push(caller);
+    }
+    idle
+}
+
+#[tokio::test]
+async fn memory_and_files_of_connections_and_calls_go_back_when_they_have_gone() {
+    const IDLE: usize = 2_000;
+    const CALLS: usize = 500;
+    allow_files(5_000);
+    let hanging = upstream(script(r#"{"fault":{"kind":"hang_before_head"}}"#)).await;
+    let setup = Setup::new(&[hanging.address()])
+        .providers("first_byte: 60s, first_event: 60s, idle: 60s")
+        .balance("1000.00");
+    let gateway = setup.start();
+    let calls = async |count: usize, seen: usize| {
+        let mut callers = vec![];
+        for _ in 0..count {
+            callers.push(Call::post(stream_request()).begin(gateway.http).await);
+        }
+        hanging.wait_for_requests(seen + count).await;
+        callers
+    };
+    drop((idle(&gateway, 100).await, calls(50, 0).await));
+    gateway.wait_for_metric("tollgate_connections", 0).await;
+    let before = gateway.footprint();
+
+    let held = idle(&gateway, IDLE).await;
+    let each = gateway.footprint().0.saturating_sub(before.0) / IDLE as u64;
+    assert!(each < 16, "an idle connection takes {each} KiB");
+    drop((held, calls(CALLS, 50).await));
+    gateway.wait_for_metric("tollgate_connections", 0).await;
+    // Nobody calls any more: it goes by itself.
+    let began = std::time::Instant::now();
+    loop {
+        let after = gateway.footprint();
+        if after.0 < before.0 + (12 << 10) && after.1 <= before.1 {
+            break;
+        }
+        assert!(began.elapsed() < super::PATIENCE, "KiB, files: {before:?} before, {after:?} after");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
 /// Lets this process open as many files.
 fn allow_files(count: u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -282,15 +282,6 @@ async fn attack(mut stream: tokio::net::TcpStream, mut next: impl FnMut() -> Opt
     reason
 }
 
-/// Its resident memory in KiB, and its open files.
-fn footprint(gateway: &Gateway) -> (u64, usize) {
-    let pid = gateway.pid();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let resident = line.split_whitespace().next().unwrap().parse().unwrap();
-    (resident, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
-}
-
 #[tokio::test]
 async fn rapid_resets_end_their_connection_and_touch_neither_money_nor_upstreams() {
     const PAIRS: u32 = 50_000;
@@ -319,7 +310,7 @@ async fn rapid_resets_end_their_connection_and_touch_neither_money_nor_upstreams
 #[tokio::test]
 async fn a_head_without_an_end_is_bounded_whatever_its_pieces() {
     let (_upstream, gateway, internal) = healthy("head_timeout: 60s").await;
-    let (before, _) = footprint(&gateway);
+    let (before, _) = gateway.footprint();
     // Literals that are not kept: 0x10, a name of one byte, a value.
     let filled: Vec<u8> = [&[0x10, 1, b'x', 0x7f, 0x80 | 0x01, 0x76][..], &[b'x'; 15_000]].concat();
     for piece in [filled, vec![0x10, 1, b'x', 1, b'y'], vec![]] {
@@ -337,7 +328,7 @@ async fn a_head_without_an_end_is_bounded_whatever_its_pieces() {
     }
     let answer = Http2::connect(internal).await.call(Http2::chat(), whole_request()).await.unwrap();
     assert_eq!(answer.status, 200);
-    let (after, _) = footprint(&gateway);
+    let (after, _) = gateway.footprint();
     assert!(after < before + (32 << 10), "{before} KiB before, {after} KiB after");
 }
 
@@ -396,11 +387,11 @@ async fn five_thousand_cancelled_streams_leave_nothing_behind() {
         gateway.wait_for_metric("tollgate_in_flight", 0).await;
         if round == 3 {
             // Buffers and pools have the size by now that this load needs.
-            before = footprint(&gateway);
+            before = gateway.footprint();
         }
     }
     gateway.wait_until_settled().await;
-    let after = footprint(&gateway);
+    let after = gateway.footprint();
     assert!(after.0 < before.0 + (24 << 10), "KiB, files: {before:?} before, {after:?} after");
     assert!(after.1 < before.1 + 50, "KiB, files: {before:?} before, {after:?} after");
     assert!(gateway.ledger_is_right());

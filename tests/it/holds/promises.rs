@@ -7,10 +7,10 @@ use filters::limit::{Kind, Limits};
 use filters::money::{Amount, Settlement, settle};
 use tollgate::journal::{Pool, Settled};
 use tollgate::store::redis::{
-    End, Ended, Fence, Installed, Marked, Overdue, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
+    End, Ended, Fence, Installed, Marked, RedisDeny, RedisError, RunId, Scope, Touch, shard_of,
 };
 
-use super::rig::{Ask, LIFETIME, Rig, money, nano, word};
+use super::rig::{Ask, LIFETIME, Payer, Rig, money, nano, word};
 
 pub async fn all(rig: &Rig) {
     amounts_are_exact_to_the_last_bit(rig).await;
@@ -19,11 +19,11 @@ pub async fn all(rig: &Rig) {
     a_hold_that_was_ended_before_it_came_is_not_placed(rig).await;
     a_refused_call_has_taken_nothing(rig).await;
     a_minute_is_any_sixty_seconds(rig).await;
+    a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig).await;
     what_is_corrected_too_late_changes_no_other_minute(rig).await;
     models_that_did_not_serve_give_back(rig).await;
     a_budget_that_is_unknown_is_asked_for(rig).await;
     a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig).await;
-    an_overdue_hold_ends_at_what_is_booked(rig).await;
     pools_only_rise_and_are_recalled_once(rig).await;
     a_mark_is_set_once_and_clears(rig).await;
     the_outbox_gives_everything_to_somebody(rig).await;
@@ -154,9 +154,37 @@ async fn a_minute_is_any_sixty_seconds(rig: &Rig) {
     payer.admit(ask).await.unwrap();
     payer.advance(-30_000).await;
     assert_eq!(word(&payer.admit(ask).await.unwrap_err()), "key: requests_per_minute");
-    // One that was far ahead does not close the door for as long.
-    payer.advance(-3_600_000).await;
-    payer.admit(ask).await.unwrap();
+}
+
+async fn a_clock_that_steps_back_neither_closes_the_door_nor_opens_it(rig: &Rig) {
+    let mut payer = rig.payer(1_000).await;
+    payer.limit_key(Limits { requests_per_minute: Some(3), ..Limits::default() });
+    let begin_ms = payer.now_ms;
+    let fit = async |payer: &Payer<'_>| {
+        let mut fit = 0;
+        while payer.admit(money(0)).await.is_ok() {
+            fit += 1;
+        }
+        fit
+    };
+    payer.admit(money(0)).await.unwrap();
+    payer.admit(money(0)).await.unwrap();
+    // It stands still for a minute at most: what comes meanwhile counts as long as what was before.
+    payer.set_now(begin_ms - 30_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 59_999).await;
+    assert_eq!(fit(&payer).await, 0);
+    payer.set_now(begin_ms + 60_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    // What is further ahead is forgotten, also when the clock comes there again.
+    payer.set_now(begin_ms - 120_000).await;
+    assert_eq!(fit(&payer).await, 3);
+    payer.set_now(begin_ms + 60_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 90_000).await;
+    payer.admit(money(0)).await.unwrap();
+    payer.set_now(begin_ms + 121_000).await;
+    assert_eq!(fit(&payer).await, 2);
 }
 
 async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
@@ -167,7 +195,11 @@ async fn what_is_corrected_too_late_changes_no_other_minute(rig: &Rig) {
     payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
     payer.end_as(early, 1, "m", 0).await;
     assert!(payer.admit(Ask { amount: 1, tokens: 51 }).await.is_err());
-    payer.admit(Ask { amount: 1, tokens: 50 }).await.unwrap();
+    payer.advance(30_000).await;
+    payer.admit(Ask { amount: 1, tokens: 10 }).await.unwrap();
+    payer.advance(31_000).await;
+    assert!(payer.admit(Ask { amount: 1, tokens: 91 }).await.is_err());
+    payer.admit(Ask { amount: 1, tokens: 90 }).await.unwrap();
 }
 
 async fn models_that_did_not_serve_give_back(rig: &Rig) {
@@ -257,30 +289,6 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     payer.end(kept, 0).await;
     payer.end(third, 0).await;
     assert_eq!(payer.money().await, (900, 0));
-}
-
-async fn an_overdue_hold_ends_at_what_is_booked(rig: &Rig) {
-    let mut payer = rig.payer(1_000).await;
-    payer.limit_key(Limits { concurrency: Some(1), tokens_per_minute: Some(1_000), ..Limits::default() });
-    let minute = Duration::from_secs(60);
-    let (id, placed_ms) = (rig.hold_id(), payer.now_ms);
-    payer.admit_as(id, Ask { amount: 100, tokens: 100 }, minute).await.unwrap();
-    let touch = Touch { hold: id, cost: nano(33) };
-    assert_eq!(rig.redis.touch(payer.pool, &[touch], minute).await, Ok(vec![]));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]));
-    payer.advance(60_000).await;
-    let overdue = Overdue { hold: payer.hold_at(id, 100, placed_ms), boot: 7, cost: nano(33) };
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![]), "it comes again later");
-    payer.advance(60_000).await;
-    assert_eq!(rig.redis.overdue(payer.pool, 10, minute).await, Ok(vec![overdue.clone()]));
-    let before = rig.redis.outbox_length().await.unwrap();
-    let ended = settle(nano(100), nano(40), Amount::ZERO);
-    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Now(ended)));
-    assert_eq!(rig.redis.end_overdue(payer.pool, &overdue, nano(40)).await, Ok(Ended::Before(ended)));
-    assert_eq!(rig.redis.outbox_length().await.unwrap(), before, "the ledger knows");
-    assert_eq!(payer.money().await, (960, 0));
-    payer.admit(money(1)).await.unwrap();
 }
 
 /// Takes out what other promises have left.

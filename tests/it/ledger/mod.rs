@@ -5,6 +5,7 @@ mod epochs;
 mod feed;
 mod leases;
 mod posting;
+mod reaped;
 mod reconcile;
 mod schema;
 

@@ -127,8 +127,8 @@ fn a_row_that_is_wrong_cannot_be_written() {
         )
     };
     for (sql, why) in [
-        ("UPDATE lease SET consumed = amount + 1 - returned WHERE shard = 7".to_owned(), "lease_check"),
-        ("UPDATE lease SET amount = consumed - 1 WHERE shard = 7".to_owned(), "lease_check"),
+        ("UPDATE lease SET consumed = amount + 1 WHERE shard = 7".to_owned(), "lease_rest_check"),
+        ("UPDATE lease SET amount = consumed - 1 WHERE shard = 7".to_owned(), "lease_rest_check"),
         ("UPDATE balance SET leased = posted + 1".to_owned(), "balance_check"),
         ("UPDATE balance SET posted = leased - 1".to_owned(), "balance_check"),
         ("UPDATE balance SET posted = -1, leased = -1".to_owned(), "check"),

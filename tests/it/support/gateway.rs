@@ -470,6 +470,15 @@ impl Gateway {
         self.child.id()
     }
 
+    /// Its resident memory in KiB, and its open files.
+    pub fn footprint(&self) -> (u64, usize) {
+        let pid = self.pid();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident = line.split_whitespace().next().unwrap().parse().unwrap();
+        (resident, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();

@@ -258,6 +258,8 @@ fn spawn(data: &Path, port: u16, settings: &str) -> Child {
     let mut command = command("postgres", &["--pdeathsig=QUIT"]);
     command.arg("-D").arg(data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
     command.args(["-c", "unix_socket_directories=", "-c", "max_wal_size=256MB"]);
+    // After a crash: all at once, not file by file.
+    command.args(["-c", "recovery_init_sync_method=syncfs"]);
     for setting in settings.lines().filter(|line| !line.is_empty()) {
         command.arg("-c").arg(setting.replace(" = ", "="));
     }

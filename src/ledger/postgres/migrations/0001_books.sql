@@ -1,7 +1,8 @@
 -- The fleet's ledger. Mirrors filters::money::transfer and ledger::sqlite; a row that breaks an invariant cannot be
 -- written, `tollgate ledger verify` proves the rest. Amounts are nano-dollars, instants milliseconds since 1970.
 -- Locks are taken in this order, and in each table by its key: advisory, boot, settlement, balance, lease; account,
--- key_clock, api_key.
+-- key_clock, api_key. Balances are locked FOR NO KEY UPDATE: a foreign key that points at one shares it, in whatever
+-- order its rows come.
 
 -- One row per life of a node's process. over: everything that it did is booked. lost: an operator says that it is
 -- dead and its journal gone.
@@ -44,7 +45,7 @@ CREATE TABLE shard_epoch (
 INSERT INTO shard_epoch (shard) SELECT generate_series(0, 255);
 
 -- Money that may be spent without asking: a pool in Redis (shard and epoch), or a boot's own tranche (boot). There is one
--- row for each, its three sums only grow, and what is left of it is amount - consumed - returned.
+-- row for each, and its sums only grow.
 CREATE TABLE lease (
     id       bigint  PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     account  bigint  NOT NULL REFERENCES balance (account),
@@ -55,17 +56,19 @@ CREATE TABLE lease (
     amount   bigint  NOT NULL DEFAULT 0 CHECK (amount >= 0),
     -- What was booked against it.
     consumed bigint  NOT NULL DEFAULT 0 CHECK (consumed >= 0),
-    -- What went back to what is free.
+    -- What was taken out of it before anybody held it, as Redis counts it too.
+    recalled bigint  NOT NULL DEFAULT 0 CHECK (recalled >= 0),
+    -- What else went back to what is free.
     returned bigint  NOT NULL DEFAULT 0 CHECK (returned >= 0),
+    rest     bigint  NOT NULL GENERATED ALWAYS AS (amount - consumed - recalled - returned) STORED CHECK (rest >= 0),
     -- open: may grow. frozen: its Redis is gone; it shrinks as nodes report. closed: nothing is left of it.
     state    text    NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'frozen', 'closed')),
     -- The newest boot when it was frozen: those after it never knew it.
     frozen_boot bigint CHECK ((state = 'open') OR shard IS NULL OR frozen_boot IS NOT NULL),
     -- A boot was lost that may have spent of it without a trace: what nobody claims goes to suspense, not back.
     suspect  boolean NOT NULL DEFAULT false,
-    CHECK (consumed + returned <= amount),
     CHECK ((boot IS NULL) = (shard IS NOT NULL) AND (shard IS NULL) = (epoch IS NULL)),
-    CHECK (state <> 'closed' OR consumed + returned = amount),
+    CHECK (state <> 'closed' OR rest = 0),
     UNIQUE (account, shard, epoch),
     UNIQUE (account, boot)
 ) WITH (fillfactor = 50);
@@ -139,9 +142,10 @@ CREATE TABLE settlement (
     shortfall     bigint  NOT NULL CHECK (shortfall >= 0),
     -- Of captured and excess: what the lease could not pay and nobody did.
     written_off   bigint  NOT NULL DEFAULT 0 CHECK (written_off >= 0),
-    -- Of released: what was set aside because the boot is lost. Its end may still turn up while lost is true.
+    -- Of released: what is in suspense until the call's end is known.
     suspended     bigint  NOT NULL DEFAULT 0 CHECK (suspended BETWEEN 0 AND held),
-    lost          boolean NOT NULL DEFAULT false,
+    -- The reaper ended it at a checkpoint; its own end may still come.
+    reaped        boolean NOT NULL DEFAULT false,
     provider_cost bigint  NOT NULL CHECK (provider_cost >= 0),
     abandoned     bigint  NOT NULL CHECK (abandoned >= 0),
     key_digest    bytea   NOT NULL CHECK (length(key_digest) = 32),
@@ -160,6 +164,14 @@ CREATE INDEX settlement_request ON settlement (request);
 CREATE INDEX settlement_account ON settlement (account, held_ms);
 CREATE TABLE settlement_by_hand PARTITION OF settlement FOR VALUES FROM (MINVALUE) TO ('2020-01-01');
 CREATE TABLE settlement_default PARTITION OF settlement DEFAULT;
+
+-- Holds that the reaper took out of a pool, whole; each relieves the pool once. open: a part of it is in suspense.
+CREATE TABLE reaped (
+    hold bytea   PRIMARY KEY CHECK (length(hold) = 16),
+    boot bigint  NOT NULL,
+    open boolean NOT NULL DEFAULT false
+);
+CREATE INDEX reaped_open ON reaped (boot) WHERE open;
 
 CREATE FUNCTION never_changes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
