@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -83,16 +84,19 @@ pub struct Command {
     pub script: Option<Vec<u8>>,
     /// A reply came that is no error.
     pub answered: bool,
+    /// What a verb was answered: its first word.
+    pub answer: String,
 }
 
 impl Relay {
     pub async fn start(target: SocketAddr, redis: bool) -> Result<Self, String> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
+        let bound = runtime().spawn(TcpListener::bind("127.0.0.1:0")).await.map_err(|e| e.to_string())?;
+        let listener = bound.map_err(|e| e.to_string())?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let state =
             State { target, gate: Gate::Pass, delay: Duration::ZERO, faults: vec![], commands: vec![] };
         let shared = Arc::new(Shared { state: Mutex::new(state), cuts: watch::channel(0).0, redis });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared))).abort_handle();
+        let accepting = runtime().spawn(accept(listener, Arc::clone(&shared))).abort_handle();
         Ok(Self { address, shared, accepting })
     }
 
@@ -182,6 +186,15 @@ impl Shared {
         state.commands.push(command);
         (state.commands.len() - 1, effect)
     }
+}
+
+/// Of their own: nodes wait for Redis for no more than 50 ms, and must not wait for the runner.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let built = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        built.expect("a runtime for relays")
+    })
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
@@ -313,6 +326,8 @@ async fn back(
                     && let Some(command) = shared.lock().commands.get_mut(index)
                 {
                     command.answered = true;
+                    let first = words(&buffer[ready..ready + length]).into_iter().next().unwrap_or_default();
+                    command.answer = String::from_utf8_lossy(&first).into_owned();
                 }
             }
             ready += length;
@@ -350,15 +365,18 @@ fn read_command(frame: &[u8]) -> Command {
         _ => String::new(),
     };
     let script = (name.ends_with(" LOAD")).then(|| words.last().cloned().unwrap_or_default());
-    Command { name, verb, script, answered: false }
+    Command { name, verb, script, answered: false, answer: String::new() }
 }
 
 /// The words of a command.
 fn words(frame: &[u8]) -> Vec<Vec<u8>> {
     let mut words = vec![];
-    let Some(mut at) = line(frame).map(|(_, end)| end) else { return words };
+    let Some(mut at) = line(frame).map(|(_, end)| end).filter(|_| frame[0] == b'*') else { return words };
     while at < frame.len() {
         let Some((head, end)) = line(&frame[at..]) else { break };
+        if head.first() != Some(&b'$') {
+            break;
+        }
         let length: usize = std::str::from_utf8(&head[1..]).ok().and_then(|n| n.parse().ok()).unwrap_or(0);
         let Some(word) = frame.get(at + end..at + end + length) else { break };
         words.push(word.to_vec());
