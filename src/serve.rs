@@ -79,7 +79,13 @@ fn serve(
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
-    let Config { listen, bounds, routing, drain, timers, catalogue, data, .. } = config;
+    let Config { listen, bounds, routing, drain, timers, mut catalogue, catalogue_of_fleet, data, .. } =
+        config;
+    let mut published = None;
+    if let Some(node) = booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
+        let (found, parsed) = node.first_catalogue(&data, timers)?;
+        (published, catalogue) = (Some(found), parsed);
+    }
     drain_state.set_times(drain);
     let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
         Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
@@ -109,8 +115,15 @@ fn serve(
     };
     let may_start_heirs = source.is_some();
     let reloader = source.map(|source| {
-        Arc::new(Reloader::new(source, timers, fixed, follow(&gateway, &notify, status(first))))
+        let reloader = Reloader::new(source, timers, fixed, follow(&gateway, &notify, status(first)));
+        Arc::new(match published {
+            Some(published) => reloader.with_catalogue(published),
+            None => reloader,
+        })
     });
+    if let Some((node, reloader)) = booted.fleet.as_ref().zip(reloader.as_ref()) {
+        node.follow_catalogue(reloader, &data);
+    }
     let serving = Arc::new(AtomicBool::new(false));
     let started = Arc::new(AtomicBool::new(false));
     let keeper = Keeper {

@@ -7,14 +7,14 @@ use anyhow::Context as _;
 use filters::money::Amount;
 use serde_json::Value;
 
+use super::fleet;
 use crate::admin::explain::Asked;
 use crate::admin::token_file;
 use crate::books::{Books, Verb};
 use crate::boot::{ledger_file, make_folder};
 use crate::config::Config;
 use crate::config::checked::Store;
-use crate::ledger::postgres::Migrated;
-use crate::ledger::{Ledger, Postgres, Sqlite};
+use crate::ledger::{Ledger, Sqlite};
 
 /// How long the running gateway may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,29 +42,8 @@ fn open(config: &Config) -> anyhow::Result<Box<dyn Ledger>> {
             let ledger = Sqlite::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
             Ok(Box::new(ledger))
         }
-        Store::Fleet(fleet) => {
-            let ledger = Postgres::new(&fleet.postgres)?;
-            ledger.check_version()?;
-            Ok(Box::new(ledger))
-        }
+        Store::Fleet(_) => Ok(Box::new(fleet::ledger(config)?)),
     }
-}
-
-/// Brings the ledger's schema up to this binary's.
-pub(super) fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
-    let Store::Fleet(fleet) = &config.store else {
-        return say("The embedded ledger brings itself up to date: there is nothing to do.");
-    };
-    let migrated = Postgres::new(&fleet.postgres)?.migrate()?;
-    if json {
-        return say(&serde_json::to_string(&migrated)?);
-    }
-    let Migrated { from, to } = migrated;
-    say(&if from == to {
-        format!("The ledger has schema version {to}: there is nothing to do.")
-    } else {
-        format!("The ledger has schema version {to} now, it had {from}.")
-    })
 }
 
 /// Asks the running gateway; `None` when none runs.
@@ -122,12 +101,12 @@ fn rows(answer: &Value) -> &[Value] {
     answer.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-fn amount(row: &Value, key: &str) -> String {
+pub(super) fn amount(row: &Value, key: &str) -> String {
     Amount::from_nano(row[key].as_i64().unwrap_or_default()).to_string()
 }
 
 /// As text, since JSON's numbers know no width.
-fn number(row: &Value, key: &str) -> String {
+pub(super) fn number(row: &Value, key: &str) -> String {
     row[key].to_string()
 }
 
@@ -135,7 +114,7 @@ fn word<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
 
-fn time(row: &Value, key: &str) -> String {
+pub(super) fn time(row: &Value, key: &str) -> String {
     let Some(millis) = row[key].as_u64() else { return "-".to_owned() };
     humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_millis(millis)).to_string()
 }

@@ -2,6 +2,7 @@
 
 mod books;
 mod catalogue;
+mod fleet;
 mod sketch;
 
 use std::net::SocketAddr;
@@ -255,6 +256,45 @@ enum Ledger {
         #[arg(long)]
         json: bool,
     },
+    /// A fleet's processes that have not ended: each is one boot.
+    Boots {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a boot of a fleet up: its process is dead and its journal gone. What it may have spent goes to suspense.
+    Lost {
+        /// Its number, from the list.
+        boot: i64,
+    },
+    /// Give a customer back what lost boots turn out not to have spent.
+    Restore {
+        /// The account's name.
+        name: String,
+        /// USD, such as 25.00.
+        usd: String,
+        /// Makes it happen once: your ticket's number.
+        #[arg(long)]
+        reference: String,
+        /// Why.
+        #[arg(long, default_value = "by hand")]
+        reason: String,
+    },
+}
+
+impl Ledger {
+    fn run(self, config: &Config) -> anyhow::Result<()> {
+        match self {
+            Self::Verify { json } => {
+                books::run(config, crate::books::Verb::Verify, json, books::show_verified)
+            }
+            Self::Boots { json } => fleet::boots(config, json),
+            Self::Lost { boot } => fleet::lost(config, boot),
+            Self::Restore { name, usd, reference, reason } => {
+                fleet::restore(config, &name, &usd, &reference, &reason)
+            }
+        }
+    }
 }
 
 impl LimitArgs {
@@ -358,7 +398,7 @@ impl Cli {
                     self.config.display()
                 ))
             }
-            Verb::Migrate { json } => books::migrate(&load(&self.config)?, json),
+            Verb::Migrate { json } => fleet::migrate(&load(&self.config)?, json),
             Verb::Catalogue(verb) => {
                 let config = load(&self.config)?;
                 match verb {
@@ -370,9 +410,7 @@ impl Cli {
             }
             Verb::Accounts(verb) => verb.run(&load(&self.config)?),
             Verb::Keys(verb) => verb.run(&load(&self.config)?),
-            Verb::Ledger(Ledger::Verify { json }) => {
-                books::run(&load(&self.config)?, crate::books::Verb::Verify, json, books::show_verified)
-            }
+            Verb::Ledger(verb) => verb.run(&load(&self.config)?),
             Verb::Explain { request, sketch, anthropic, surface, default_output_tokens } => {
                 let surface = surface.or_else(|| anthropic.then(|| Operation::Messages.word().to_owned()));
                 let operation = Operation::ALL.into_iter().find(|it| Some(it.word()) == surface.as_deref());

@@ -28,15 +28,17 @@ use tokio::time::MissedTickBehavior;
 
 use crate::books::Fleet;
 use crate::clock;
-use crate::config::checked;
+use crate::config::{checked, parse_catalogue};
 use crate::journal::Journal;
 use crate::ledger::postgres::Postgres;
 use crate::ledger::{Ledger as _, LedgerError};
 use crate::pool::Pool;
+use crate::reload::{Reloader, variable};
 use crate::store::redis::Redis;
 use crate::store::{Embedded, fleet};
 
 use bank::Bank;
+use catalogue::{Catalogues, Published};
 use epochs::Epochs;
 use health::Health;
 use keys::Keys;
@@ -152,6 +154,44 @@ impl Node {
         let followed = Arc::clone(self.keys.get_or_init(|| keys));
         runtime.spawn(async move { followed.run().await });
         runtime.spawn(async move { health.run().await });
+    }
+
+    /// The catalogue to begin with, for a node whose file names none: the published one, or where that cannot be used
+    /// here the last good one. Blocks.
+    ///
+    /// # Errors
+    /// When neither can be used.
+    pub fn first_catalogue(
+        &self,
+        folder: &Path,
+        timers: checked::Timers,
+    ) -> anyhow::Result<(Published, checked::Catalogue)> {
+        let published = catalogue::first(&self.servers.ledger, folder).context("the catalogue")?;
+        if published.version == 0 {
+            tracing::warn!("no catalogue was published: see `tollgate catalogue publish`");
+            return Ok((published, checked::Catalogue::default()));
+        }
+        match parse_catalogue(&published.text, timers, variable) {
+            Ok(parsed) => {
+                catalogue::keep(folder, &published);
+                Ok((published, parsed))
+            }
+            Err(faults) => {
+                let Some(kept) = catalogue::kept_catalogue(folder) else { return Err(faults.into()) };
+                let lines = faults.to_string().replace('\n', "; ");
+                tracing::error!(faults = lines, "the fleet's catalogue is refused: the last good one serves");
+                let parsed = parse_catalogue(&kept.text, timers, variable)?;
+                Ok((kept, parsed))
+            }
+        }
+    }
+
+    /// Takes over what is published from now on, as long as the config file names no catalogue.
+    pub fn follow_catalogue(&self, reloader: &Arc<Reloader>, folder: &Path) {
+        let Servers { redis, ledger, runtime, .. } = &self.servers;
+        let (redis, ledger) = (redis.clone(), ledger.clone());
+        let catalogues = Catalogues::new(redis, ledger, Arc::clone(reloader), folder.to_owned());
+        runtime.spawn(async move { catalogues.run().await });
     }
 
     /// Waits until Redis is ready to spend, at most so long: calls before that would go on this node's own money.

@@ -88,6 +88,8 @@ impl Ledger for Postgres {
         self.within(async |t| {
             t.execute(FREE, &[]).await?;
             t.execute("UPDATE boot SET state = 'over' WHERE id = $1", &[&boot]).await?;
+            // All that it did is booked: it claims nothing.
+            t.execute("DELETE FROM claim WHERE boot = $1", &[&boot]).await?;
             let mine = "SELECT account FROM lease WHERE boot = $1 AND state <> 'closed'";
             let rows = t.query(mine, &[&boot]).await?;
             let accounts = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_, LedgerError>>()?;

@@ -4,6 +4,7 @@ mod connections;
 mod epochs;
 mod feed;
 mod leases;
+mod life;
 mod posting;
 mod reaped;
 mod reconcile;

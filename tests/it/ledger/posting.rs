@@ -7,7 +7,8 @@ use std::thread;
 use filters::ids::AccountId;
 use rand_core::RngCore as _;
 use rand_pcg::Pcg64Mcg;
-use tollgate::journal::{Pool, Settled};
+use tollgate::journal::{Hold, Pool, Settled};
+use tollgate::ledger::postgres::Reaped;
 use tollgate::ledger::{Ledger as _, LedgerError, Postgres};
 
 use super::super::support::postgres::{Database, Server, database, shard_of};
@@ -138,6 +139,22 @@ fn twenty_thousand_ends_told_twice_by_two_writers_through_crashes_are_booked_exa
     }
 }
 
+/// The hold of an end that was placed in a pool, as the reaper takes it.
+fn reaped(end: &Settled, boot: i64) -> Option<Reaped> {
+    let placed = Hold {
+        id: end.id,
+        account: end.account,
+        amount: end.parts[0],
+        at_ms: end.held_ms,
+        request: end.request.clone(),
+        model: end.model.clone(),
+        key: end.key,
+        price_version: end.price_version,
+        pool: Some(end.pool?),
+    };
+    Some(Reaped { hold: placed, boot, checkpoint: nano(end.parts[1] / 2) })
+}
+
 #[test]
 fn eight_writers_of_the_same_accounts_never_wait_for_each_other_in_a_circle() {
     let database = Arc::new(database());
@@ -166,6 +183,11 @@ fn eight_writers_of_the_same_accounts_never_wait_for_each_other_in_a_circle() {
                         Err(error) => panic!("{error}"),
                     }
                     ledger.report_frozen(boot, &[(pool, vec![])]).unwrap();
+                    let reaped: Vec<Reaped> =
+                        batch[..20].iter().filter_map(|end| reaped(end, boot)).collect();
+                    ledger.post_reaped(&reaped, 3).unwrap();
+                    let waiting = ledger.reaped(boot).unwrap();
+                    ledger.finish_reaped(boot, &waiting[..waiting.len() / 2]).unwrap();
                 }
             })
         })

@@ -108,6 +108,17 @@ fn verbs_without_a_gateway_work_on_postgres_from_what_is_free() {
     assert!(run(&["accounts", "statement", "alpha"]).1.contains("refund"));
     let (done, said) = run(&["ledger", "verify"]);
     assert!(done && said.contains("The books are right."), "{said}");
+    // A node is lost with its disk.
+    assert!(run(&["ledger", "boots"]).1.contains("1970-01-01T00:00:00Z"));
+    let (done, said) = run(&["ledger", "lost", &boot.to_string()]);
+    assert!(done && said.contains("$5.00"), "{said}");
+    assert!(!run(&["ledger", "lost", &boot.to_string()]).0, "once");
+    let restore = |usd| run(&["ledger", "restore", "alpha", usd, "--reference", "t1"]);
+    assert!(!restore("6").0, "more than is there");
+    assert!(restore("4.5").1.contains("Given back."));
+    assert!(restore("4.5").1.contains("already"));
+    assert_eq!(super::balance(&mut ledger, id), (4_500_000_000, 0));
+    assert!(run(&["ledger", "verify"]).0);
 }
 
 #[test]
