@@ -550,8 +550,7 @@ impl Check {
             (Some(_), ..) => {}
             (None, Some(redis), Some(postgres)) => {
                 let slot_lease = self.slot_lease(redis.slot_lease);
-                let fleet =
-                    Fleet { redis: self.redis(redis), slot_lease, postgres: self.postgres(postgres) };
+                let fleet = Fleet { redis: self.redis(redis), slot_lease, postgres: self.postgres(postgres) };
                 return (data, Store::Fleet(Arc::new(fleet)));
             }
             (None, ..) => {

@@ -260,7 +260,11 @@ impl<'a> Judge<'a> {
             });
             let served = served.count();
             if served < carried {
-                self.fail("status", &format!("{} of {carried} calls", words(expect.status.as_ref())), &served.to_string());
+                self.fail(
+                    "status",
+                    &format!("{} of {carried} calls", words(expect.status.as_ref())),
+                    &served.to_string(),
+                );
             }
         }
         for call in &scope.calls {
@@ -1102,6 +1106,13 @@ fn details(seen: &Seen) -> String {
         ));
     }
     lines.extend(seen.settlements.iter().take(3).map(|s| format!("{s:?}")));
-    lines.extend(seen.log.iter().rev().take(12).rev().map(|line| clip(line, 500)));
+    let of_calls = |line: &&String| {
+        ["\"target\":\"access\"", "\"target\":\"decision\""].iter().any(|t| line.contains(t))
+    };
+    for (few, wanted) in [(12, true), (20, false)] {
+        let some: Vec<&String> =
+            seen.log.iter().rev().filter(|line| of_calls(line) == wanted).take(few).collect();
+        lines.extend(some.into_iter().rev().map(|line| clip(line, 500)));
+    }
     lines.join("\n")
 }

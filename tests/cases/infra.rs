@@ -129,7 +129,8 @@ fn acts_of(case: &Case, infra: &Infra) -> Result<Vec<(When, Act)>, String> {
 fn instance_act(text: &str) -> Result<Act, String> {
     let known = Regex::new(r"^(SIG\w+|kill -9|kill|restart|start|stop) (?:the )?instance ([A-Z])(?: while its call hangs| again)?$")
         .map_err(|e| e.to_string())?;
-    let found = known.captures(text).ok_or_else(|| format!("infra action `{text}` is not known to the runner"))?;
+    let found =
+        known.captures(text).ok_or_else(|| format!("infra action `{text}` is not known to the runner"))?;
     let index = usize::from(found[2].as_bytes()[0] - b'A');
     Ok(match &found[1] {
         "restart" | "start" => Act::RestartInstance(index),
@@ -142,7 +143,8 @@ fn instance_act(text: &str) -> Result<Act, String> {
 /// How many processes the words of a case tell apart.
 pub fn instances_named(case: &Case) -> usize {
     let texts = case.infra.iter().filter_map(|infra| infra.action.as_deref());
-    let named = texts.filter(|text| stores::mentions_instance(text)).filter_map(|text| instance_act(text).ok());
+    let named =
+        texts.filter(|text| stores::mentions_instance(text)).filter_map(|text| instance_act(text).ok());
     let most = named.map(|act| match act {
         Act::SignalInstance(index, _) | Act::RestartInstance(index) => index + 1,
         _ => 0,
@@ -204,8 +206,9 @@ pub async fn perform(
     upstreams: &Upstreams,
     stores: Option<&Stores>,
 ) -> Result<(), String> {
-    let instance =
-        |index: usize| gateways.get(index).ok_or_else(|| format!("there is no instance number {}", index + 1));
+    let instance = |index: usize| {
+        gateways.get(index).ok_or_else(|| format!("there is no instance number {}", index + 1))
+    };
     match act {
         Act::Restart => gateways.iter().take(1).try_for_each(|g| tokio::task::block_in_place(|| g.restart())),
         Act::RestartInstance(index) => tokio::task::block_in_place(|| instance(*index)?.restart()),

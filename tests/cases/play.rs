@@ -206,11 +206,14 @@ impl World {
         let (began, admitted) = (Instant::now(), stores.admitted());
         let mut took = None;
         while took.is_none() && began.elapsed() < RESTARTING {
-            let Some(gateway) = self.gateways.iter().find(|gateway| gateway.exit_code().is_none()) else { break };
+            let Some(gateway) = self.gateways.iter().find(|gateway| gateway.exit_code().is_none()) else {
+                break;
+            };
             let answer = infra::recovery_call(case).call(gateway.http).await;
             asides.extend(answer.headers.find("x-request-id").map(str::to_owned));
             // Served, and by the store that was away.
-            let served = answer.status == Some(200) || (self.upstreams.is_empty() && answer.status == Some(502));
+            let served =
+                answer.status == Some(200) || (self.upstreams.is_empty() && answer.status == Some(502));
             if served && (admitted.is_none() || stores.admitted() > admitted) {
                 took = Some(began.elapsed());
             } else {
@@ -337,7 +340,11 @@ impl World {
             Some(stores) => Some((0, stores.negative().await?)),
             None => None,
         };
-        let settlements = self.books.settlements()?.into_iter().filter(|s| !before.holds.contains(&s.hold) && !shared.asides.contains(&s.request));
+        let settlements = self
+            .books
+            .settlements()?
+            .into_iter()
+            .filter(|s| !before.holds.contains(&s.hold) && !shared.asides.contains(&s.request));
         let mut asked: Vec<Asked> = self.upstreams.values().flat_map(|upstream| upstream.asked()).collect();
         asked.sort_by_key(|asked| asked.at);
         Ok(Seen {

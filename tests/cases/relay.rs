@@ -285,12 +285,7 @@ async fn forth(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, shared: &Shared, l
 type Late = (Instant, Vec<u8>);
 
 /// From the server to its node.
-async fn back(
-    mut from: ReadHalf<'_>,
-    to: mpsc::UnboundedSender<Late>,
-    shared: &Shared,
-    link: &Link,
-) -> End {
+async fn back(mut from: ReadHalf<'_>, to: mpsc::UnboundedSender<Late>, shared: &Shared, link: &Link) -> End {
     let (mut buffer, mut piece) = (vec![], vec![0; 64 << 10]);
     let (mut lost, mut late) = (false, Duration::ZERO);
     loop {

@@ -44,7 +44,9 @@ async fn slots(
     rate: usize,
     again: usize,
 ) -> Result<Vec<Failure>, String> {
-    let [first, second, ..] = world.gateways.as_slice() else { return Err("there is one instance".to_owned()) };
+    let [first, second, ..] = world.gateways.as_slice() else {
+        return Err("there is one instance".to_owned());
+    };
     let lease =
         Duration::from_millis(case.config.get("slot_lease_ms").and_then(Value::as_u64).unwrap_or(LEASE_MS));
     let mut failures = vec![];

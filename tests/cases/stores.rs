@@ -13,7 +13,11 @@ use super::case::Case;
 use super::relay::{Command, Effect, Fault, Gate, Relay};
 
 #[path = "../it/support/postgres.rs"]
-#[expect(dead_code, clippy::panic, reason = "the other test bed uses the rest; a server that is not there ends it")]
+#[expect(
+    dead_code,
+    clippy::panic,
+    reason = "the other test bed uses the rest; a server that is not there ends it"
+)]
 pub mod postgres;
 #[path = "../it/support/redis.rs"]
 #[expect(
@@ -129,7 +133,9 @@ impl Needs {
                 for act in acts_of(text).ok().into_iter().flatten() {
                     needs.own_database |= matches!(
                         act,
-                        Act::Stop(Which::Database) | Act::Start(Which::Database) | Act::Signal(Which::Database, _)
+                        Act::Stop(Which::Database)
+                            | Act::Start(Which::Database)
+                            | Act::Signal(Which::Database, _)
                     );
                     if matches!(act, Act::CutLink | Act::HealLink | Act::Promote) {
                         needs.layout = Layout::Replica;
@@ -150,7 +156,9 @@ impl Needs {
             match part {
                 "single" | "one" | "standalone" => {}
                 "valkey" => self.valkey = true,
-                "no functions" | "functions blocked" | "scripts only" | "FUNCTION blocked" => self.scripts = true,
+                "no functions" | "functions blocked" | "scripts only" | "FUNCTION blocked" => {
+                    self.scripts = true
+                }
                 "persistent" | "appendonly" | "aof" => self.keeps = true,
                 "replica" | "with replica" | "primary and replica" | "primary with replica" | "1 replica" => {
                     self.layout = Layout::Replica;
@@ -187,7 +195,9 @@ pub fn mentions_instance(text: &str) -> bool {
 }
 
 fn keeps_data(text: &str) -> bool {
-    ["with data", "keeps its data", "with its data", "from its files", "from disk"].iter().any(|t| text.contains(t))
+    ["with data", "keeps its data", "with its data", "from its files", "from disk"]
+        .iter()
+        .any(|t| text.contains(t))
 }
 
 /// Understands an action on stores: clauses in their order.
@@ -215,13 +225,19 @@ fn clause_of(text: &str) -> Option<Vec<Act>> {
         let signal = if stops { "SIGSTOP" } else { "SIGCONT" };
         return Some(vec![Act::Signal(which(&found[2].to_lowercase()), signal.to_owned())]);
     }
-    if let Some(found) = matches(&format!(r"(?i)^(?:stop|kill|kill -9|shut down) {STORE}(?: primary| server)?$")) {
+    if let Some(found) =
+        matches(&format!(r"(?i)^(?:stop|kill|kill -9|shut down) {STORE}(?: primary| server)?$"))
+    {
         return Some(vec![Act::Stop(which(&found[1].to_lowercase()))]);
     }
-    if let Some(found) = matches(&format!(r"(?i)^start {STORE}(?: again)?(?: (?:empty|without data|with (?:its )?data))?$")) {
+    if let Some(found) =
+        matches(&format!(r"(?i)^start {STORE}(?: again)?(?: (?:empty|without data|with (?:its )?data))?$"))
+    {
         return Some(vec![Act::Start(which(&found[1].to_lowercase()))]);
     }
-    let restart = format!(r"(?i)^(?:restart {STORE}|{STORE} restarts?)(?: (?:empty|without data|with (?:its )?data))?$");
+    let restart = format!(
+        r"(?i)^(?:restart {STORE}|{STORE} restarts?)(?: (?:empty|without data|with (?:its )?data))?$"
+    );
     if let Some(found) = matches(&restart) {
         let named = found.get(1).or_else(|| found.get(2))?.as_str().to_lowercase();
         return Some(vec![Act::Stop(which(&named)), Act::Start(which(&named))]);
@@ -237,7 +253,9 @@ fn clause_of(text: &str) -> Option<Vec<Act>> {
     if matches(r"(?i)^(?:write|writes|some writes|write something)$").is_some() {
         return Some(vec![Act::Write]);
     }
-    if matches(r"(?i)^(?:promote (?:the )?replica|fail ?over(?: to (?:the )?replica)?|redis fails? ?over)$").is_some() {
+    if matches(r"(?i)^(?:promote (?:the )?replica|fail ?over(?: to (?:the )?replica)?|redis fails? ?over)$")
+        .is_some()
+    {
         return Some(vec![Act::Promote]);
     }
     if let Some(found) = matches(r"(?i)^(?:wait|sleep) (\d+) (ms|s)$") {
@@ -272,7 +290,9 @@ fn change_of(text: &str) -> Option<Change> {
     let verb = |found: Option<regex::Match<'_>>| match found.map(|word| word.as_str().to_lowercase()) {
         None => Some(None),
         Some(word) => match word.as_str() {
-            "hold" | "admit" | "admission" | "reserve" | "acquire" | "limit" => Some(Some("admit".to_owned())),
+            "hold" | "admit" | "admission" | "reserve" | "acquire" | "limit" => {
+                Some(Some("admit".to_owned()))
+            }
             "settle" | "capture" | "release" | "commit" | "end" => Some(Some("settle".to_owned())),
             _ => None,
         },
@@ -298,9 +318,9 @@ fn change_of(text: &str) -> Option<Change> {
         let (nth, verb) = (nth(&found[1].to_lowercase())?, verb(found.get(2))?);
         return Some(Change::Fault { verb, nth, what: Effect::Late(span(&found[3], &found[4])?) });
     }
-    if let Some(found) =
-        matches(r"(?i)^(?:delays|adds|delays (?:all|every|each)(?: of the)? repl(?:y|ies))(?: by)? (\d+) (ms|s)(?: to (?:every|each) reply)?$")
-    {
+    if let Some(found) = matches(
+        r"(?i)^(?:delays|adds|delays (?:all|every|each)(?: of the)? repl(?:y|ies))(?: by)? (\d+) (ms|s)(?: to (?:every|each) reply)?$",
+    ) {
         return Some(Change::Delay(span(&found[1], &found[2])?));
     }
     let all = [
@@ -309,7 +329,10 @@ fn change_of(text: &str) -> Option<Change> {
             r"(?i)^(?:goes silent|is silent|swallows everything|drops everything|accepts and never answers|accepts but never answers|blackholes|black-holes|partitions)$",
             Change::Gate(Gate::Silent),
         ),
-        (r"(?i)^(?:refuses|refuses connections|closes at once|is down|goes down)$", Change::Gate(Gate::Closed)),
+        (
+            r"(?i)^(?:refuses|refuses connections|closes at once|is down|goes down)$",
+            Change::Gate(Gate::Closed),
+        ),
         (r"(?i)^(?:passes|passes again|heals|mends|is mended|is removed|recovers|ends)$", Change::Mend),
     ];
     all.into_iter().find(|(pattern, _)| matches(pattern).is_some()).map(|(_, change)| change)
@@ -559,7 +582,9 @@ impl Stores {
         loop {
             let mut open = 0;
             for (key, value) in self.scan().await? {
-                if key.contains(":due:") && let Content::Members(count) = value {
+                if key.contains(":due:")
+                    && let Content::Members(count) = value
+                {
                     open += count;
                 }
             }
@@ -590,7 +615,9 @@ impl Stores {
                 for key in keys {
                     let kind: String = ::redis::cmd("TYPE").arg(&key).query_async(&mut link).await?;
                     let content = match kind.as_str() {
-                        "zset" => Content::Members(::redis::cmd("ZCARD").arg(&key).query_async(&mut link).await?),
+                        "zset" => {
+                            Content::Members(::redis::cmd("ZCARD").arg(&key).query_async(&mut link).await?)
+                        }
                         "hash" => {
                             let values: Vec<Vec<u8>> =
                                 ::redis::cmd("HVALS").arg(&key).query_async(&mut link).await?;
