@@ -2,7 +2,7 @@
 //! gateway process each, on a fresh store.
 //!
 //! `scripts/cases` is the door for people. Run by `cargo test`, without `play`, it plays the repo's own
-//! file; cases that wait for a feature are named in `pending.txt` there, and one of them that passes is
+//! files; cases that wait for a feature are named in `pending.txt` there, and one of them that passes is
 //! a failure too, so that the list can only shrink.
 
 #![expect(unreachable_pub, reason = "a binary: `pub` says what a module offers to the others")]
@@ -46,6 +46,8 @@ use play::Outcome;
 use variants::Plan;
 
 const USAGE: &str = "usage: cases play [PATH…] [--filter TEXT] [--jobs N] [--json OUT] [--fleet] [--verbose]";
+/// Cases that others reported, and ours of the same shape about stores.
+const OWN: [&str; 2] = ["cases.jsonl", "fleet.jsonl"];
 /// One run may take this long before it is given up.
 const RUN_MAX: Duration = Duration::from_secs(150);
 
@@ -114,7 +116,7 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
         if given.any(|arg| arg == "--list" || arg == "--ignored") {
             return Ok(None);
         }
-        args.paths = vec![own.join("cases.jsonl")];
+        args.paths = OWN.map(|file| own.join(file)).to_vec();
         args.pending = std::fs::read_to_string(own.join("pending.txt"))
             .unwrap_or_default()
             .lines()
@@ -137,7 +139,7 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
         }
     }
     if args.paths.is_empty() {
-        args.paths.push(own.join("cases.jsonl"));
+        args.paths = OWN.map(|file| own.join(file)).to_vec();
     }
     args.jobs = args.jobs.max(1);
     Ok(Some(args))
