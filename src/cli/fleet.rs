@@ -9,6 +9,7 @@ use super::books::{say, time};
 use crate::clock;
 use crate::config::Config;
 use crate::config::checked::Store;
+use crate::fleet::{self, reconcile};
 use crate::ledger::postgres::Migrated;
 use crate::ledger::{Ledger as _, Postgres};
 
@@ -59,6 +60,30 @@ pub(super) fn boots(config: &Config, json: bool) -> anyhow::Result<()> {
         say(&format!("{:>8}  {:<22} {:<22}", row["boot"], time(&row, "started_ms"), time(&row, "beat_ms")))?;
     }
     Ok(())
+}
+
+/// Compares Redis with the books. What is alarming at two moments, and the same, is drift.
+pub(super) fn reconcile(config: &Config, json: bool) -> anyhow::Result<()> {
+    let Store::Fleet(servers) = &config.store else {
+        anyhow::bail!("store: only a fleet has a Redis to compare with its books");
+    };
+    let (servers, runtime) = fleet::connect(servers)?;
+    let drifts = runtime.block_on(async {
+        servers.redis.check().await.context("store.redis")?;
+        Ok::<_, anyhow::Error>(reconcile::look(&servers).await?)
+    })?;
+    if json {
+        let rows =
+            drifts.iter().map(|drift| json!({ "drift": drift.to_string(), "alarming": drift.is_alarming() }));
+        return say(&serde_json::Value::from_iter(rows).to_string());
+    }
+    if drifts.is_empty() {
+        return say("Redis and the books agree on every pool.");
+    }
+    for drift in &drifts {
+        say(&format!("{} {drift}", if drift.is_alarming() { "!" } else { " " }))?;
+    }
+    say("What is marked with ! and says the same in a minute has to be looked at: docs/runbooks/drift.md")
 }
 
 /// Gives a boot up.

@@ -262,6 +262,12 @@ enum Ledger {
         #[arg(long)]
         json: bool,
     },
+    /// Where a fleet's Redis and its books differ, and why; at a quiet moment nothing does.
+    Reconcile {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Give a boot of a fleet up: its process is dead and its journal gone. What it may have spent goes to suspense.
     Lost {
         /// Its number, from the list.
@@ -289,6 +295,7 @@ impl Ledger {
                 books::run(config, crate::books::Verb::Verify, json, books::show_verified)
             }
             Self::Boots { json } => fleet::boots(config, json),
+            Self::Reconcile { json } => fleet::reconcile(config, json),
             Self::Lost { boot } => fleet::lost(config, boot),
             Self::Restore { name, usd, reference, reason } => {
                 fleet::restore(config, &name, &usd, &reference, &reason)

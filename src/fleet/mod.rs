@@ -16,6 +16,7 @@ mod kept;
 pub mod keys;
 mod outbox;
 mod reaper;
+pub mod reconcile;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -139,6 +140,7 @@ impl Node {
         runtime.spawn(reaper::reap(servers.clone(), Arc::clone(&store), boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
+        runtime.spawn(reconcile::watch(servers.clone()));
         runtime.spawn(Arc::clone(&bank).fill(low));
         runtime.spawn(Arc::clone(&bank).keep_tranches());
         runtime.spawn(Arc::clone(&bank).hear());

@@ -12,7 +12,7 @@ use filters::ids::AccountId;
 use filters::money::Amount;
 
 use super::epochs::{Part, READ_EPOCHS, must_live};
-use super::{Postgres, small};
+use super::{Postgres, shard, small};
 use crate::journal::Pool;
 use crate::ledger::port::LedgerError;
 
@@ -72,6 +72,20 @@ impl Postgres {
             must_live(t, boot).await?;
             lease(t, account, Holder::Boot(boot), want).await
         })
+    }
+
+    /// Pools that Redis may spend: the current ones.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    pub fn open_pools(&self) -> Result<Vec<(AccountId, Pool)>, LedgerError> {
+        let open = "SELECT account, shard, epoch FROM lease WHERE state = 'open' AND shard IS NOT NULL";
+        let rows = self.within(async |t| Ok(t.query(open, &[]).await?))?;
+        let pool = |row: &tokio_postgres::Row| {
+            let pool = Pool { shard: shard(row.try_get(1)?), epoch: row.try_get(2)? };
+            Ok((AccountId(row.try_get(0)?), pool))
+        };
+        rows.iter().map(pool).collect()
     }
 
     /// What is free of an account: neither leased nor set aside.

@@ -1,5 +1,7 @@
 //! Several nodes are one gateway: one balance, one set of limits, one ledger.
 
+mod catalogue;
+
 use crate::support::fleet::Fleet;
 use crate::support::{Call, Setup, script, upstream, whole_request};
 

@@ -48,6 +48,7 @@ pub struct Setup {
     log: &'static str,
     env: Vec<(&'static str, String)>,
     store: String,
+    catalogue_of_fleet: bool,
 }
 
 /// A running gateway.
@@ -85,12 +86,19 @@ impl Setup {
             log: LOG,
             env: vec![],
             store: "embedded: { path: ./data }".to_owned(),
+            catalogue_of_fleet: false,
         }
     }
 
     /// The block `store:`, as YAML flow.
     pub fn store(mut self, yaml: &str) -> Self {
         yaml.clone_into(&mut self.store);
+        self
+    }
+
+    /// Names no providers and models: they are the fleet's.
+    pub fn catalogue_of_fleet(mut self) -> Self {
+        self.catalogue_of_fleet = true;
         self
     }
 
@@ -269,15 +277,18 @@ impl Setup {
             own if own.contains("price:") => own.to_owned(),
             more => format!("{price}\n    {more}"),
         };
+        let catalogue = format!(
+            "providers:\n{providers}\
+             models:\n  {name}:\n    {model}\n    limits: {{ {limits} }}\n    routes:\n{routes}"
+        );
+        let catalogue = if self.catalogue_of_fleet { "" } else { catalogue.as_str() };
         format!(
             "listen: {{ {http}admin: \"{admin}\", threads: 2{listen} }}\n\
              store: {{ {store} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\
              {extra}\
-             providers:\n{providers}\
-             models:\n  {name}:\n    {model}\n    \
-             limits: {{ {limits} }}\n    routes:\n{routes}\
+             {catalogue}\
              bootstrap:\n  accounts:\n    \
              alpha: {{ balance: \"{balance}\", keys: [ {{ key: sk-test-alpha, {key} }} ]{account} }}\n    \
              beta: {{ balance: \"1.00\", keys: [ {{ key: sk-test-beta, models: [] }} ] }}\n"
