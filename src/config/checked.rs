@@ -24,6 +24,9 @@ use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
 
+/// How long a call counts that nobody speaks of: at least two of a node's beats.
+const SLOT_LEASE: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(60);
+const SLOT_LEASE_DEFAULT: Duration = Duration::from_secs(10);
 /// The longest that a command of Redis may take: every call waits for one.
 const REDIS_TIMEOUT_MAX: Duration = Duration::from_millis(50);
 /// Connections to Postgres, where nothing else is said.
@@ -70,6 +73,8 @@ pub enum Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fleet {
     pub redis: Redis,
+    /// How long a call counts that nobody speaks of.
+    pub slot_lease: Duration,
     pub postgres: Postgres,
 }
 
@@ -544,7 +549,8 @@ impl Check {
             }
             (Some(_), ..) => {}
             (None, Some(redis), Some(postgres)) => {
-                let fleet = Fleet { redis: self.redis(redis), postgres: self.postgres(postgres) };
+                let slot_lease = self.slot_lease(redis.slot_lease);
+                let fleet = Fleet { redis: self.redis(redis), slot_lease, postgres: self.postgres(postgres) };
                 return (data, Store::Fleet(Arc::new(fleet)));
             }
             (None, ..) => {
@@ -557,8 +563,16 @@ impl Check {
         (data, Store::Embedded)
     }
 
+    fn slot_lease(&mut self, given: Option<raw::Span>) -> Duration {
+        let lease = given.map_or(SLOT_LEASE_DEFAULT, |span| span.0);
+        if !SLOT_LEASE.contains(&lease) {
+            self.fault("store.redis.slot_lease", "must be from 2s to 60s");
+        }
+        lease
+    }
+
     fn redis(&mut self, raw: raw::Redis) -> Redis {
-        let raw::Redis { urls, mode, primary, ca_file, timeout, prefix } = raw;
+        let raw::Redis { urls, mode, primary, ca_file, timeout, prefix, slot_lease: _ } = raw;
         for (index, url) in urls.iter().enumerate() {
             if !["redis://", "rediss://"].iter().any(|scheme| url.expose().starts_with(scheme)) {
                 self.fault(format!("store.redis.urls[{index}]"), "must begin with redis:// or rediss://");
@@ -1364,6 +1378,10 @@ bootstrap:
             (
                 format!("path: d, {postgres}, redis: {{ urls: [\"redis://r\"], timeout: 51ms }}"),
                 "store.redis.timeout",
+            ),
+            (
+                format!("path: d, {postgres}, redis: {{ urls: [\"redis://r\"], slot_lease: 1s }}"),
+                "store.redis.slot_lease",
             ),
             (
                 format!("path: d, {postgres}, redis: {{ urls: [\"redis://r\"], mode: sentinel }}"),

@@ -170,6 +170,10 @@ pub struct Redis {
     /// Begins every key's name. Default tollgate.
     #[deserr(default)]
     pub prefix: Option<String>,
+    /// How long a call counts in limits of calls at the same time when its node says no more of it, as one that was
+    /// killed; nodes say so every second. From 2s to 60s. Default 10s.
+    #[deserr(default)]
+    pub slot_lease: Option<Span>,
 }
 
 #[derive(Clone, Copy, Debug, Deserr)]

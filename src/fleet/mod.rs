@@ -63,6 +63,7 @@ pub struct Servers {
     pub redis: Redis,
     pub ledger: Postgres,
     prefix: String,
+    slot_lease: Duration,
     runtime: Handle,
     /// Calls do not ask the ledger before this.
     ledger_away: Arc<Mutex<Option<Instant>>>,
@@ -139,6 +140,7 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
         redis: Redis::new(&config.redis)?,
         ledger: Postgres::new(&config.postgres)?,
         prefix: config.redis.prefix.clone(),
+        slot_lease: config.slot_lease,
         runtime: runtime.handle().clone(),
         ledger_away: Arc::default(),
     };
@@ -162,6 +164,7 @@ impl Node {
         let bank = Arc::new(bank);
         let as_bank: Arc<dyn fleet::Bank> = Arc::<Bank>::clone(&bank);
         let (store, ends) = fleet::Fleet::new(servers.redis.clone(), local, journal, as_bank, boot, open_max);
+        store.set_slot_lease(servers.slot_lease);
         let store = Arc::new(store);
         let epochs = Arc::new(Epochs::new(servers.clone(), boot, Arc::clone(&store)));
         bank.set_epochs(Arc::clone(&epochs));

@@ -14,7 +14,7 @@ use super::{Servers, every};
 use crate::clock;
 use crate::journal::Pool;
 use crate::ledger::{LedgerError, Postgres};
-use crate::store::fleet::{Fleet, LIFETIME};
+use crate::store::fleet::Fleet;
 use crate::store::redis::{RedisError, SHARDS};
 
 /// How often it is looked for them.
@@ -22,8 +22,8 @@ const LOOK_FOR: Duration = Duration::from_secs(2);
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 64;
 
-/// After so long nothing that a boot held when it was given up is untouched and unseen.
-const SURELY_SEEN: Duration = LIFETIME.saturating_mul(3);
+/// After so long nothing that a boot held when it was given up is untouched and unseen: longer than any slot's lease.
+const SURELY_SEEN: Duration = Duration::from_secs(180);
 
 /// Also finds shards that have lost their mark without a call of theirs that would meet it.
 pub(super) async fn reap(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epochs>, boot: i64) {

@@ -13,7 +13,7 @@
 //! more, then its claims are told: see docs/model-check.md.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,8 +32,9 @@ use super::redis::{Admission, Ended, Redis, RedisDeny, RedisError, SHARDS, Touch
 use crate::journal::{Hold, Journal, OpenHold, Pool, Settled};
 use crate::{clock, entropy};
 
-/// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left.
-pub const LIFETIME: Duration = Duration::from_secs(10);
+/// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left. Until
+/// [`Fleet::set_slot_lease`] says otherwise.
+const SLOT_LEASE: Duration = Duration::from_secs(10);
 /// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
 /// have emptied again before its turn.
 const TRIES_MAX: usize = 16;
@@ -112,6 +113,7 @@ struct Inner {
     given_up: AtomicBool,
     /// The ledger knows this boot.
     registered: AtomicBool,
+    slot_lease_ms: AtomicU64,
 }
 
 #[derive(Default)]
@@ -185,8 +187,11 @@ impl Fleet {
             unended: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
             registered: AtomicBool::new(false),
+            slot_lease_ms: AtomicU64::new(0),
         });
-        (Self { inner: Arc::clone(&inner) }, Ends { inner, ends })
+        let store = Self { inner: Arc::clone(&inner) };
+        store.set_slot_lease(SLOT_LEASE);
+        (store, Ends { inner, ends })
     }
 
     /// From now on nothing begins in an earlier epoch of this shard.
@@ -239,6 +244,12 @@ impl Fleet {
         holds.into_iter().filter(|hold| !is_ours(hold)).collect()
     }
 
+    /// How long a hold counts in limits, and is left alone, when nobody touches it. For the holds and touches to come.
+    pub fn set_slot_lease(&self, lease: Duration) {
+        let ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        self.inner.slot_lease_ms.store(ms, Ordering::Release);
+    }
+
     /// The boot is over, or an operator said that it is lost: nothing is admitted any more.
     pub fn give_up(&self) {
         self.inner.given_up.store(true, Ordering::Release);
@@ -265,7 +276,7 @@ impl Fleet {
             }
         }
         for (pool, touches) in pools {
-            match self.inner.redis.touch(pool, &touches, LIFETIME).await {
+            match self.inner.redis.touch(pool, &touches, self.inner.slot_lease()).await {
                 Ok(closed) => {
                     for hold in closed {
                         // Its end may be on its way. One that was ended by others is charged late, at its own end.
@@ -369,6 +380,10 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn slot_lease(&self) -> Duration {
+        Duration::from_millis(self.slot_lease_ms.load(Ordering::Acquire))
+    }
+
     fn take_place(&self) -> bool {
         let more = |open| (open < self.open_max).then_some(open + 1);
         self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
@@ -423,7 +438,7 @@ impl Inner {
                 models: &admit.models,
                 scopes: &admit.scopes,
                 tokens: admit.tokens,
-                lifetime: LIFETIME,
+                lifetime: self.slot_lease(),
             };
             match self.redis.admit(&admission).await {
                 Ok(admitted) => {

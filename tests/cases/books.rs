@@ -5,11 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use tollgate::ledger::{Ledger as _, Sqlite};
+use tollgate::config::checked;
+use tollgate::ledger::{Ledger as _, Postgres, Sqlite};
+use tollgate::secret::Secret;
 
 /// The books of one store.
 #[derive(Clone, Debug)]
-pub struct Books(PathBuf);
+pub enum Books {
+    Sqlite(PathBuf),
+    /// By its URL.
+    Postgres(String),
+}
 
 /// How one hold ended.
 #[derive(Clone, Debug, Default)]
@@ -41,18 +47,16 @@ impl Settlement {
 
 impl Books {
     pub fn of(data: &Path) -> Self {
-        Self(data.join("ledger.db"))
-    }
-
-    fn open(&self) -> rusqlite::Result<Connection> {
-        let connection = Connection::open_with_flags(&self.0, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_timeout(Duration::from_secs(5))?;
-        Ok(connection)
+        Self::Sqlite(data.join("ledger.db"))
     }
 
     pub fn settlements(&self) -> Result<Vec<Settlement>, String> {
+        let file = match self {
+            Self::Sqlite(file) => file,
+            Self::Postgres(url) => return settlements_in_postgres(url),
+        };
         let read = || -> rusqlite::Result<Vec<Settlement>> {
-            let connection = self.open()?;
+            let connection = open(file)?;
             let mut query = connection.prepare(
                 "SELECT hex(s.hold), a.name, s.request, s.model, s.held, s.captured, s.excess, s.shortfall,
                         s.tokens, s.estimated, s.anomaly
@@ -81,8 +85,15 @@ impl Books {
 
     /// Balances in nano-dollars, by account.
     pub fn balances(&self) -> Result<BTreeMap<String, i64>, String> {
+        let file = match self {
+            Self::Sqlite(file) => file,
+            Self::Postgres(url) => {
+                let sql = "SELECT a.name, b.posted FROM balance b JOIN account a ON a.id = b.account";
+                return Ok(query(url, sql)?.iter().map(|row| (row.get(0), row.get(1))).collect());
+            }
+        };
         let read = || -> rusqlite::Result<BTreeMap<String, i64>> {
-            let connection = self.open()?;
+            let connection = open(file)?;
             let mut query = connection
                 .prepare("SELECT a.name, b.posted FROM balance b JOIN account a ON a.id = b.account")?;
             let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -93,7 +104,60 @@ impl Books {
 
     /// Every law of the books; `Err` names the first that is broken.
     pub fn verify(&self) -> Result<(), String> {
-        let mut ledger = Sqlite::open_for_reading(&self.0).map_err(|e| e.to_string())?;
-        ledger.verify().map(|_| ()).map_err(|e| e.to_string())
+        match self {
+            Self::Sqlite(file) => {
+                let mut ledger = Sqlite::open_for_reading(file).map_err(|e| e.to_string())?;
+                ledger.verify().map(|_| ()).map_err(|e| e.to_string())
+            }
+            Self::Postgres(url) => {
+                let url = Secret::new(url.clone());
+                let config = checked::Postgres { url, ca_file: None, connections_max: 2 };
+                let mut ledger = Postgres::new(&config).map_err(|e| e.to_string())?;
+                let verify = move || ledger.verify().map(|_| ()).map_err(|e| e.to_string());
+                std::thread::spawn(verify).join().unwrap_or_else(|_| Err("the proof broke".to_owned()))
+            }
+        }
     }
+}
+
+fn open(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.busy_timeout(Duration::from_secs(5))?;
+    Ok(connection)
+}
+
+fn settlements_in_postgres(url: &str) -> Result<Vec<Settlement>, String> {
+    let sql = "SELECT upper(encode(s.hold, 'hex')), a.name, s.request, s.model, s.held, s.captured, s.excess,
+                      s.shortfall, s.tokens, s.estimated, s.anomaly
+               FROM settlement s JOIN account a ON a.id = s.account ORDER BY s.at_ms, s.hold";
+    let settlement = |row: &tokio_postgres::Row| Settlement {
+        hold: row.get(0),
+        account: row.get(1),
+        request: row.get(2),
+        model: row.get(3),
+        held: row.get(4),
+        captured: row.get(5),
+        excess: row.get(6),
+        shortfall: row.get(7),
+        tokens: row.get(8),
+        estimated: row.get(9),
+        anomaly: row.get(10),
+    };
+    Ok(query(url, sql)?.iter().map(settlement).collect())
+}
+
+/// On a thread of its own: the caller may be in a runtime.
+fn query(url: &str, sql: &'static str) -> Result<Vec<tokio_postgres::Row>, String> {
+    let url = url.to_owned();
+    let asked = std::thread::spawn(move || {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let rows: Result<_, tokio_postgres::Error> = runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+            tokio::spawn(connection);
+            client.query(sql, &[]).await
+        });
+        rows.map_err(|e| format!("the ledger cannot be read: {e}"))
+    });
+    asked.join().unwrap_or_else(|_| Err("the ledger cannot be read".to_owned()))
 }

@@ -61,6 +61,12 @@ pub struct Case {
     #[serde(default)]
     pub variants: Vec<Value>,
     pub expect: Expect,
+    /// On the fleet's store, whether it needs it or not.
+    #[serde(skip)]
+    pub fleet: bool,
+    /// On a Redis that has scripts only.
+    #[serde(skip)]
+    pub scripts: bool,
 }
 
 /// What differs from the base fixture.

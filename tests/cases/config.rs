@@ -32,7 +32,8 @@ pub struct Place<'a> {
     pub admin: std::net::SocketAddr,
     /// For callers of HTTP/2.
     pub h2c: std::net::SocketAddr,
-    pub data: &'a std::path::Path,
+    /// The block `store:`.
+    pub store: &'a Value,
 }
 
 impl Model {
@@ -142,7 +143,7 @@ pub fn config(
                 "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2,
                 "internal": { "address": place.h2c.to_string(), "h2c": true },
             },
-            "store": { "embedded": { "path": place.data.display().to_string() } },
+            "store": place.store,
             "bounds": { "body_max": "10MiB" },
             "routing": { "attempts_max": 3, "explore": false },
             "drain": { "pre": "0s", "max": "10s" },
@@ -210,7 +211,9 @@ impl Draft {
             "breaker_open_ms" | "open_ms" if *value == BREAKER_OPEN_MS => {}
             "breaker_open_ms" | "open_ms" => file["breaker"]["open"] = text,
             "probe_lease_ms" => file["breaker"]["probe_lease"] = text,
-            "slot_lease_ms" => file["limits"]["slot_lease"] = text,
+            // Slots of the embedded store end with its process.
+            "slot_lease_ms" if file["store"].get("redis").is_none() => {}
+            "slot_lease_ms" => file["store"]["redis"]["slot_lease"] = text,
             "routes" => {
                 let names = value.as_array().ok_or("config routes: no list")?;
                 *routed = names.iter().filter_map(Value::as_str).map(str::to_owned).collect();

@@ -5,18 +5,19 @@
 //! count of attempts is what the upstreams saw.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use regex::Regex;
 use serde_json::Value;
 
-use super::books::Settlement;
+use super::books::{Books, Settlement};
 use super::case::{Also, AtMost, Case, Expect, Later};
 use super::client::{Exchange, Sent, value_at};
 use super::config::{Model, NATIVE_MODEL};
 use super::gateway::{value, whole};
 use super::infra::plain_call;
 use super::play::{Seen, ask};
+use super::relay::Command;
 use super::upstream::{Asked, Mode};
 use super::want::{Want, clip, short};
 
@@ -41,6 +42,8 @@ const OUTCOMES: [(&str, Record); 18] = [
     ("caller_fault", Record::Neutral),
     ("left", Record::Neutral),
 ];
+/// How long calls may be refused when everything runs again.
+const BACK: Duration = Duration::from_secs(5);
 /// As above, for what breaks in the gateway itself.
 const OURS: (&str, Record) = ("ours", Record::Neutral);
 /// Never in a log, whatever happens.
@@ -171,12 +174,6 @@ impl<'a> Judge<'a> {
         self.after_restart(expect.after_restart.as_deref());
         for (field, told, why) in [
             ("window_charge", expect.window_charge.is_some(), "the gateway does not tell windows"),
-            ("redis_commands", expect.redis_commands.is_some(), "there is no Redis here"),
-            (
-                "recovers_within_ms",
-                expect.recovers_within_ms.is_some(),
-                "nothing was broken that could recover",
-            ),
             ("check", expect.check.is_some(), "it has calls, so it is not played as a scenario"),
         ] {
             if told {
@@ -202,13 +199,48 @@ impl<'a> Judge<'a> {
             let most = Want::Within { min: None, max: Some(limit as f64) };
             self.want("rss_growth_mb_max", &most, &(after.saturating_sub(before) / 1024).into());
         }
-        let negative = || self.seen.metrics.iter().any(|s| s.value < 0.0);
+        let negative = || {
+            let in_redis = self.seen.in_redis.as_ref().is_some_and(|(_, numbers)| !numbers.is_empty());
+            in_redis || self.seen.metrics.iter().any(|s| s.value < 0.0)
+        };
         self.truth("negative_counters", expect.negative_counters, negative);
-        self.maybe("rpm_used", expect.rpm_used.as_ref(), || {
+        self.redis_commands(expect.redis_commands.as_ref());
+        if let Some(limit) = expect.recovers_within_ms {
+            match self.seen.recovered {
+                None => self.fail("recovers_within_ms", "something that can recover", "no store was broken"),
+                Some(None) => self.fail("recovers_within_ms", &limit.to_string(), "never"),
+                Some(Some(took)) if millis(took) > limit => {
+                    self.fail("recovers_within_ms", &limit.to_string(), &millis(took).to_string());
+                }
+                Some(Some(_)) => {}
+            }
+        }
+        // Where a store broke, one more call tells what the limit's own counter says: see `afterwards`.
+        self.maybe("rpm_used", expect.rpm_used.as_ref().filter(|_| !self.asks_again(scope)), || {
             scope.calls.iter().rev().find_map(|call| used(call, "requests")).into()
         });
         if expect.tpm_used.is_some() && !scope.whole {
             self.fail("tpm_used", "something that can be seen here", "it is told of all calls together only");
+        }
+    }
+
+    fn asks_again(&self, scope: &Scope<'a>) -> bool {
+        scope.whole && self.seen.stores_broke
+    }
+
+    /// What calls waited for. A function is a script of another name, and what counts of taking one in is how often
+    /// the same was.
+    fn redis_commands(&mut self, wants: Option<&Value>) {
+        let Some(wants) = wants.and_then(Value::as_object) else { return };
+        let Some(commands) = &self.seen.commands else {
+            return self.fail("redis_commands", "commands that somebody counts", "nobody does here");
+        };
+        for (names, want) in wants {
+            let count: usize = names.split('|').map(|name| count_of(commands, name.trim())).sum();
+            match serde_json::from_value::<Want>(want.clone()) {
+                Ok(want) => self.want(&format!("redis_commands {names}"), &want, &count.into()),
+                Err(error) => self.fail("redis_commands", "a demand", &error.to_string()),
+            }
         }
     }
 
@@ -221,7 +253,25 @@ impl<'a> Judge<'a> {
         if let Some(counts) = &expect.status_counts {
             self.status_counts(counts, scope);
         }
+        let short = holds_at_once(self.case).filter(|_| scope.whole && expect.status.is_some());
+        if let Some(carried) = short {
+            let served = scope.calls.iter().filter(|call| {
+                expect.status.as_ref().is_some_and(|want| want.judge(&call.status.into(), 0).is_ok())
+            });
+            let served = served.count();
+            if served < carried {
+                self.fail(
+                    "status",
+                    &format!("{} of {carried} calls", words(expect.status.as_ref())),
+                    &served.to_string(),
+                );
+            }
+        }
         for call in &scope.calls {
+            // The balance does not carry all of them at once: no money is the only true answer to the others.
+            if short.is_some() && call.status == Some(402) {
+                continue;
+            }
             self.head(expect, call);
             self.end_of_answer(expect, call);
             self.body(expect, call);
@@ -753,6 +803,17 @@ impl<'a> Judge<'a> {
 
     /// What holds for every case.
     fn always(&mut self, expect: &Expect) {
+        if let Some((open, negative)) = &self.seen.in_redis {
+            if *open != 0 {
+                self.fail("open holds in Redis", "0", &open.to_string());
+            }
+            if !negative.is_empty() && expect.negative_counters != Some(true) {
+                self.fail("numbers in Redis", "none below zero", &negative.join(", "));
+            }
+        }
+        if self.seen.recovered == Some(None) {
+            self.fail("recovery", "calls are served when everything runs again", "none was");
+        }
         if expect.hold_after.is_none() && self.seen.holds_open.is_some_and(|open| open != 0) {
             self.fail("hold_after", "0", &format!("{:?}", self.seen.holds_open.unwrap_or(-1)));
         }
@@ -809,7 +870,10 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
     let mut failures = vec![];
     let Expect { also, alive_after, credential_state, later, tpm_used, .. } = &case.expect;
     for (what, Also(expect)) in also.iter().flatten() {
-        let exchange = ask(&seen.gateways[0], what).await;
+        let exchange = match seen.also.get(what) {
+            Some(exchange) => exchange.clone(),
+            None => ask(&seen.gateways[0], what).await,
+        };
         let mut judge = Judge { case, seen, failures: vec![] };
         let scope = Scope { calls: vec![&exchange], settlements: vec![], access: vec![], whole: false };
         judge.expect(expect, &scope);
@@ -823,6 +887,9 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
         if let Err(expected) = want.judge(&used, 0) {
             failures.push(Failure::said("tpm_used", &expected, &short(&used)));
         }
+    }
+    if seen.stores_broke {
+        failures.extend(behind_a_break(case, seen).await);
     }
     if alive_after.is_none() && credential_state.is_none() && later.is_none() {
         return failures;
@@ -857,6 +924,76 @@ async fn afterwards(case: &Case, seen: &mut Seen) -> Vec<Failure> {
         }
     }
     failures
+}
+
+/// What a break of stores must not leave behind: calls that are refused for ever, limits that count twice, books that
+/// are wrong.
+async fn behind_a_break(case: &Case, seen: &mut Seen) -> Vec<Failure> {
+    let mut failures = vec![];
+    seen.upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Good));
+    let Some(gateway) = seen.gateways.iter().find(|gateway| gateway.exit_code().is_none()) else {
+        return failures;
+    };
+    let until = Instant::now() + BACK;
+    // Behind a gateway without upstreams nothing better can come.
+    let nobody = seen.upstreams.is_empty();
+    let served = |status: Option<u16>| status.is_some_and(|status| status < 500 || (nobody && status == 502));
+    let answer = loop {
+        let answer = plain_call(case).call(gateway.http).await;
+        if served(answer.status) || Instant::now() > until {
+            break answer;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    if !served(answer.status) {
+        failures.push(Failure::said("call behind the break", "no 5xx", &format!("{:?}", answer.status)));
+    }
+    if let Some(want) = &case.expect.rpm_used {
+        // This very call counts too, unless it was refused.
+        let own = i64::from(answer.status != Some(429));
+        let seen = used(&answer, "requests").map(|used| used - own);
+        if let Err(expected) = want.judge(&seen.into(), 0) {
+            failures.push(Failure::said("rpm_used", &expected, &format!("{seen:?}")));
+        }
+    }
+    if let Some(stores) = &seen.stores {
+        let books = Books::Postgres(stores.database().url.clone());
+        if let Err(law) = books.verify() {
+            failures.push(Failure::said("books behind the break", "right", &law));
+        }
+    }
+    failures
+}
+
+/// How many calls the balance carries at once, where a case has more.
+fn holds_at_once(case: &Case) -> Option<usize> {
+    let times = case.fixture.balance.as_deref()?.split('x').next()?.trim().parse::<f64>().ok()?;
+    let carried = usize::try_from(whole(times.floor())).ok()?;
+    let parallel = case.calls().filter_map(|client| client.concurrent).max()?;
+    (parallel > carried).then_some(carried)
+}
+
+/// Commands of a name: of those that run something, the admissions, but those that found a pool to be filled first; of
+/// those that take something in, the most of one.
+fn count_of(commands: &[Command], name: &str) -> usize {
+    let alike = |command: &&Command| match name {
+        "EVALSHA" => {
+            let runs = ["EVALSHA", "FCALL"].contains(&command.name.as_str()) && command.verb == "admit";
+            runs && command.answer != "FUNDS"
+        }
+        "EVAL" => command.name == "EVAL" && command.verb == "admit",
+        "SCRIPT LOAD" => command.script.is_some(),
+        other => command.name == other,
+    };
+    let found = commands.iter().filter(alike);
+    if name != "SCRIPT LOAD" {
+        return found.count();
+    }
+    let mut times: BTreeMap<&[u8], usize> = BTreeMap::new();
+    for script in found.filter_map(|command| command.script.as_deref()) {
+        *times.entry(script).or_default() += 1;
+    }
+    times.into_values().max().unwrap_or(0)
 }
 
 struct JsonRules<'a> {
@@ -969,6 +1106,13 @@ fn details(seen: &Seen) -> String {
         ));
     }
     lines.extend(seen.settlements.iter().take(3).map(|s| format!("{s:?}")));
-    lines.extend(seen.log.iter().rev().take(12).rev().map(|line| clip(line, 500)));
+    let of_calls = |line: &&String| {
+        ["\"target\":\"access\"", "\"target\":\"decision\""].iter().any(|t| line.contains(t))
+    };
+    for (few, wanted) in [(12, true), (20, false)] {
+        let some: Vec<&String> =
+            seen.log.iter().rev().filter(|line| of_calls(line) == wanted).take(few).collect();
+        lines.extend(some.into_iter().rev().map(|line| clip(line, 500)));
+    }
     lines.join("\n")
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub struct Gateway {
     pub http: SocketAddr,
     pub admin: SocketAddr,
     h2c: SocketAddr,
-    child: Child,
+    child: Mutex<Child>,
     log: Arc<Log>,
     config: PathBuf,
     level: Option<String>,
@@ -28,8 +28,16 @@ pub struct Gateway {
 
 #[derive(Default)]
 struct Log {
-    lines: Mutex<(Vec<String>, bool)>,
+    lines: Mutex<Lines>,
     grown: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    all: Vec<String>,
+    /// Processes that write into it, and those of them that have ended.
+    begun: usize,
+    ended: usize,
 }
 
 /// One sample of a metrics page.
@@ -51,34 +59,14 @@ impl Gateway {
             let text = place.as_str().or_else(|| place["address"].as_str()).unwrap_or_default();
             text.parse::<SocketAddr>().map_err(|e| format!("listen.{key}: {e}"))
         };
-        Self::spawn(path, [address("http")?, address("admin")?, address("internal")?], level)
+        let [http, admin, h2c] = [address("http")?, address("admin")?, address("internal")?];
+        let log = Arc::default();
+        let child = Mutex::new(spawn(&path, &log, level.as_deref())?);
+        Ok(Self { http, admin, h2c, child, log, config: path, level })
     }
 
-    fn spawn(
-        config: PathBuf,
-        [http, admin, h2c]: [SocketAddr; 3],
-        level: Option<String>,
-    ) -> Result<Self, String> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.arg("--config").arg(&config).args(["--log", "json", "serve"]);
-        command.env_remove("RUST_LOG").env_remove("TOLLGATE_CONFIG");
-        if let Some(level) = &level {
-            command.env("RUST_LOG", level);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| format!("the gateway cannot be started: {e}"))?;
-        let log = Arc::new(Log::default());
-        if let Some(stderr) = child.stderr.take() {
-            let log = Arc::clone(&log);
-            std::thread::spawn(move || log.collect(BufReader::new(stderr)));
-        }
-        let mut gateway = Self { http, admin, h2c, child, log, config, level };
-        if gateway.log.wait_for("serving") {
-            return Ok(gateway);
-        }
-        let said = gateway.log().join(" ");
-        let _gone = gateway.child.kill();
-        Err(format!("the gateway does not start: {}", said.trim()))
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().expect("the process")
     }
 
     /// Where a call goes, by what it speaks.
@@ -87,22 +75,22 @@ impl Gateway {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child().id()
     }
 
     pub fn log(&self) -> Vec<String> {
-        self.log.lines.lock().expect("the log").0.clone()
+        self.log.lines.lock().expect("the log").all.clone()
     }
 
     /// The exit status, if it has left; 128 and the signal's number when one killed it.
-    pub fn exit_code(&mut self) -> Option<i32> {
+    pub fn exit_code(&self) -> Option<i32> {
         use std::os::unix::process::ExitStatusExt as _;
-        let status = self.child.try_wait().ok()??;
+        let status = self.child().try_wait().ok()??;
         status.code().or_else(|| status.signal().map(|signal| 128 + signal))
     }
 
     /// Waits for the process to leave.
-    pub async fn wait(&mut self, patience: Duration) -> Option<i32> {
+    pub async fn wait(&self, patience: Duration) -> Option<i32> {
         let until = Instant::now() + patience;
         loop {
             let code = self.exit_code();
@@ -114,15 +102,12 @@ impl Gateway {
     }
 
     /// Starts it again on the same store and the same ports.
-    pub fn restart(&mut self) -> Result<(), String> {
-        let _gone = self.child.kill();
-        let _gone = self.child.wait();
-        let again = Self::spawn(self.config.clone(), [self.http, self.admin, self.h2c], self.level.clone())?;
-        // The old one's lines go first: secrets are looked for in all of them.
-        let mut lines = self.log();
-        lines.append(&mut again.log.lines.lock().expect("the log").0);
-        again.log.lines.lock().expect("the log").0 = lines;
-        *self = again;
+    pub fn restart(&self) -> Result<(), String> {
+        let mut child = self.child();
+        let _gone = child.kill();
+        let _gone = child.wait();
+        // Its lines go on behind the old one's: secrets are looked for in all of them.
+        *child = spawn(&self.config, &self.log, self.level.as_deref())?;
         Ok(())
     }
 
@@ -156,28 +141,56 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        let _gone = self.child.kill();
-        let _gone = self.child.wait();
+        let mut child = self.child();
+        let _gone = child.kill();
+        let _gone = child.wait();
     }
+}
+
+/// Starts a process and waits until it serves.
+fn spawn(config: &Path, log: &Arc<Log>, level: Option<&str>) -> Result<Child, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.arg("--config").arg(config).args(["--log", "json", "serve"]);
+    command.env_remove("RUST_LOG").env_remove("TOLLGATE_CONFIG");
+    if let Some(level) = level {
+        command.env("RUST_LOG", level);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| format!("the gateway cannot be started: {e}"))?;
+    let from = {
+        let mut lines = log.lines.lock().expect("the log");
+        lines.begun += 1;
+        lines.all.len()
+    };
+    if let Some(stderr) = child.stderr.take() {
+        let log = Arc::clone(log);
+        std::thread::spawn(move || log.collect(BufReader::new(stderr)));
+    }
+    if log.wait_for("serving", from) {
+        return Ok(child);
+    }
+    let _gone = child.kill();
+    let said = log.lines.lock().expect("the log").all.get(from..).unwrap_or_default().join(" ");
+    Err(format!("the gateway does not start: {}", said.trim()))
 }
 
 impl Log {
     fn collect(&self, stderr: BufReader<std::process::ChildStderr>) {
         for line in stderr.split(b'\n').map_while(Result::ok) {
-            self.lines.lock().expect("the log").0.push(String::from_utf8_lossy(&line).into_owned());
+            self.lines.lock().expect("the log").all.push(String::from_utf8_lossy(&line).into_owned());
             self.grown.notify_all();
         }
-        self.lines.lock().expect("the log").1 = true;
+        self.lines.lock().expect("the log").ended += 1;
         self.grown.notify_all();
     }
 
-    /// Waits for a line with this text; `false` when the log ended or took too long.
-    fn wait_for(&self, text: &str) -> bool {
-        let found = |lines: &[String]| lines.iter().any(|line| line.contains(text));
-        let waiting = |(lines, over): &mut (Vec<String>, bool)| !found(lines) && !*over;
+    /// Waits for a line with this text, from one on; `false` when the log ended or took too long.
+    fn wait_for(&self, text: &str, from: usize) -> bool {
+        let found = |lines: &Lines| lines.all.iter().skip(from).any(|line| line.contains(text));
+        let waiting = |lines: &mut Lines| !found(lines) && lines.ended < lines.begun;
         let lines = self.lines.lock().expect("the log");
         let (lines, _) = self.grown.wait_timeout_while(lines, PATIENCE, waiting).expect("the log");
-        found(&lines.0)
+        found(&lines)
     }
 }
 

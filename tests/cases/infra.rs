@@ -9,11 +9,8 @@ use super::case::{Case, Infra};
 use super::client::{Sent, signal_process};
 use super::config::{BREAKER_OPEN_MS, BREAKER_THRESHOLD, Model};
 use super::gateway::Gateway;
+use super::stores::{self, Stores};
 use super::upstream::{Mode, Upstreams};
-use super::variants::mentions_store;
-
-/// The reason of everything that needs Redis or Postgres.
-pub const NEEDS_FLEET: &str = "needs the fleet store";
 
 /// What is optional and cannot be played, and why. A line goes when the feature comes.
 const NOT_OFFERED: [(&str, &str); 1] = [(
@@ -38,6 +35,11 @@ pub enum Act {
     },
     ReloadAliases(Value),
     Signal(String),
+    /// One process of several, from 0.
+    SignalInstance(usize, String),
+    RestartInstance(usize),
+    /// To the servers that processes share.
+    Store(stores::Act),
     OpenBreakers {
         names: Vec<String>,
         wait: Duration,
@@ -67,19 +69,6 @@ pub fn not_applicable(case: &Case) -> Option<String> {
             PROVEN.iter().find(|(word, _)| check.contains(word)).map_or("by hand only", |(_, place)| place);
         return Some(format!("{kind}: no wire script; proven in {place}"));
     }
-    let infra = case.infra.iter().flat_map(|i| [&i.action, &i.redis, &i.proxy]);
-    // Liveness is told without any store; that it needs none is what the case is about.
-    let about_health = case.client.as_ref().is_some_and(|client| client.path().ends_with("livez"));
-    let stores = case.infra.iter().any(|i| i.redis.is_some())
-        || infra.flatten().any(|text| mentions_store(text) || text.contains("replica"));
-    if stores && !about_health {
-        return Some(NEEDS_FLEET.to_owned());
-    }
-    if case.kind.is_some()
-        && case.infra.iter().any(|i| i.action.as_ref().is_some_and(|t| t.contains("instance ")))
-    {
-        return Some(format!("{NEEDS_FLEET}: several instances share slots"));
-    }
     let optional = case.optional.as_deref()?;
     let why = NOT_OFFERED.iter().find(|(name, _)| *name == optional).map(|(_, why)| why)?;
     Some(format!("optional: {optional}: {why}"))
@@ -94,10 +83,15 @@ pub async fn surface_missing(case: &Case, gateway: &Gateway) -> Option<String> {
 
 /// Understands every action of a case, or says which it does not.
 pub fn acts(case: &Case) -> Result<Vec<(When, Act)>, String> {
-    case.infra.iter().flat_map(|infra| act(case, infra).transpose()).collect()
+    let mut acts = vec![];
+    for infra in &case.infra {
+        acts.extend(acts_of(case, infra)?);
+    }
+    acts.sort_by_key(|(when, _)| if let When::AtMs(ms) = when { *ms } else { 0 });
+    Ok(acts)
 }
 
-fn act(case: &Case, infra: &Infra) -> Result<Option<(When, Act)>, String> {
+fn acts_of(case: &Case, infra: &Infra) -> Result<Vec<(When, Act)>, String> {
     let Infra { at, at_ms, action, clock, redis, proxy } = infra;
     let when = match (at.as_deref(), at_ms) {
         (None | Some("before"), None) => When::Before,
@@ -106,17 +100,67 @@ fn act(case: &Case, infra: &Infra) -> Result<Option<(When, Act)>, String> {
         (None, Some(ms)) => When::AtMs(*ms),
         _ => return Err(format!("infra: no time that is known: {infra:?}")),
     };
+    let mut acts = vec![];
     if let Some(clock) = clock {
-        return clock_act(clock).map(|act| Some((When::Before, act)));
+        acts.push((When::Before, clock_act(clock)?));
     }
-    let Some(text) = action else {
-        return if redis.is_some() || proxy.is_some() { Ok(None) } else { Err(format!("infra: {infra:?}")) };
-    };
-    if mentions_store(text) {
-        return Ok(None); // There is none to be stopped.
+    for text in [action, proxy].into_iter().flatten() {
+        if stores::mentions_instance(text) {
+            acts.push((when, instance_act(text)?));
+        } else if stores::mentions_store(text) {
+            let clauses = stores::acts_of(text).map_err(|why| format!("infra action `{text}`: {why}"))?;
+            // Writes that are lost are those of the calls: the link is cut as they begin.
+            let loses = clauses.contains(&stores::Act::Promote);
+            acts.extend(clauses.into_iter().map(|clause| match (when, &clause) {
+                (When::AtMs(_), stores::Act::CutLink) if loses => (When::AtMs(0), Act::Store(clause)),
+                _ => (when, Act::Store(clause)),
+            }));
+        } else {
+            acts.push((when, act(case, text)?));
+        }
     }
+    if acts.is_empty() && redis.is_none() {
+        return Err(format!("infra: {infra:?}"));
+    }
+    Ok(acts)
+}
+
+/// Something that happens to one process of several.
+fn instance_act(text: &str) -> Result<Act, String> {
+    let known = Regex::new(r"^(SIG\w+|kill -9|kill|restart|start|stop) (?:the )?instance ([A-Z])(?: while its call hangs| again)?$")
+        .map_err(|e| e.to_string())?;
+    let found =
+        known.captures(text).ok_or_else(|| format!("infra action `{text}` is not known to the runner"))?;
+    let index = usize::from(found[2].as_bytes()[0] - b'A');
+    Ok(match &found[1] {
+        "restart" | "start" => Act::RestartInstance(index),
+        "kill -9" | "kill" => Act::SignalInstance(index, "SIGKILL".to_owned()),
+        "stop" => Act::SignalInstance(index, "SIGTERM".to_owned()),
+        signal => Act::SignalInstance(index, signal.to_owned()),
+    })
+}
+
+/// How many processes the words of a case tell apart.
+pub fn instances_named(case: &Case) -> usize {
+    let texts = case.infra.iter().filter_map(|infra| infra.action.as_deref());
+    let named =
+        texts.filter(|text| stores::mentions_instance(text)).filter_map(|text| instance_act(text).ok());
+    let most = named.map(|act| match act {
+        Act::SignalInstance(index, _) | Act::RestartInstance(index) => index + 1,
+        _ => 0,
+    });
+    // One is told apart from at least one other.
+    most.max().map_or(1, |most| most.max(2))
+}
+
+/// Whether calls of the case meet stores that are or were broken.
+pub fn breaks_stores(acts: &[(When, Act)]) -> bool {
+    acts.iter().any(|(_, act)| matches!(act, Act::Store(_)))
+}
+
+fn act(case: &Case, text: &str) -> Result<Act, String> {
     let matches = |pattern: &str| Regex::new(pattern).ok().and_then(|pattern| pattern.captures(text));
-    let act = if text == "restart gateway" {
+    Ok(if text == "restart gateway" {
         Act::Restart
     } else if let Some(found) = matches(r"^set price (\S+) x(\d+) and reload$") {
         Act::SetPrice { model: found[1].to_owned(), times: found[2].parse().map_err(|_| "no number")? }
@@ -138,8 +182,7 @@ fn act(case: &Case, infra: &Infra) -> Result<Option<(When, Act)>, String> {
         Act::OpenBreakers { names, wait }
     } else {
         return Err(format!("infra action `{text}` is not known to the runner"));
-    };
-    Ok(Some((when, act)))
+    })
 }
 
 fn clock_act(text: &str) -> Result<Act, String> {
@@ -155,15 +198,25 @@ fn clock_act(text: &str) -> Result<Act, String> {
     Err(format!("clock `{text}` is not known to the runner: the gateway's clock is the machine's"))
 }
 
-/// Does what needs no more than the first process.
+/// Does it.
 pub async fn perform(
     act: &Act,
     case: &Case,
-    gateways: &mut [Gateway],
+    gateways: &[Gateway],
     upstreams: &Upstreams,
+    stores: Option<&Stores>,
 ) -> Result<(), String> {
+    let instance = |index: usize| {
+        gateways.get(index).ok_or_else(|| format!("there is no instance number {}", index + 1))
+    };
     match act {
-        Act::Restart => gateways.iter_mut().take(1).try_for_each(Gateway::restart),
+        Act::Restart => gateways.iter().take(1).try_for_each(|g| tokio::task::block_in_place(|| g.restart())),
+        Act::RestartInstance(index) => tokio::task::block_in_place(|| instance(*index)?.restart()),
+        Act::SignalInstance(index, signal) => {
+            signal_process(instance(*index)?.pid(), signal);
+            Ok(())
+        }
+        Act::Store(act) => stores.ok_or("there is no store that is shared")?.perform(act).await,
         Act::SetPrice { model, times } => gateways.iter().try_for_each(|g| set_price(g, model, *times)),
         Act::ReloadAliases(aliases) => {
             gateways
@@ -237,6 +290,13 @@ async fn open_breakers(
     } else {
         Err(format!("the breakers of {names:?} cannot be opened: they are not asked often enough"))
     }
+}
+
+/// A call that shows that stores are back: of the other account, which has money and no limits.
+pub fn recovery_call(case: &Case) -> Sent {
+    let mut sent = plain_call(case);
+    sent.headers.set("authorization", "Bearer sk-test-beta");
+    sent
 }
 
 /// A request that nothing is wrong with, for whatever model the case is about.

@@ -2,7 +2,7 @@
 //! gateway process each, on a fresh store.
 //!
 //! `scripts/cases` is the door for people. Run by `cargo test`, without `play`, it plays the repo's own
-//! file; cases that wait for a feature are named in `pending.txt` there, and one of them that passes is
+//! files; cases that wait for a feature are named in `pending.txt` there, and one of them that passes is
 //! a failure too, so that the list can only shrink.
 
 #![expect(unreachable_pub, reason = "a binary: `pub` says what a module offers to the others")]
@@ -19,8 +19,11 @@ mod gateway;
 mod h2wire;
 mod infra;
 mod play;
+mod relay;
 mod selfcheck;
+mod slots;
 mod sse;
+mod stores;
 mod upstream;
 mod variants;
 mod want;
@@ -42,7 +45,9 @@ use expect::Failure;
 use play::Outcome;
 use variants::Plan;
 
-const USAGE: &str = "usage: cases play [PATH…] [--filter TEXT] [--jobs N] [--json OUT] [--verbose]";
+const USAGE: &str = "usage: cases play [PATH…] [--filter TEXT] [--jobs N] [--json OUT] [--fleet] [--verbose]";
+/// Cases that others reported, and ours of the same shape about stores.
+const OWN: [&str; 2] = ["cases.jsonl", "fleet.jsonl"];
 /// One run may take this long before it is given up.
 const RUN_MAX: Duration = Duration::from_secs(150);
 
@@ -52,6 +57,8 @@ struct Args {
     filters: Vec<String>,
     jobs: usize,
     json: Option<PathBuf>,
+    /// All cases on the fleet's store.
+    fleet: bool,
     verbose: bool,
     /// Ids that may fail, and only these; with a `?` behind it, one that is a race and may pass as well.
     pending: BTreeSet<String>,
@@ -99,6 +106,7 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
         filters: vec![],
         jobs: 4,
         json: None,
+        fleet: false,
         verbose: false,
         pending: BTreeSet::new(),
     };
@@ -108,7 +116,7 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
         if given.any(|arg| arg == "--list" || arg == "--ignored") {
             return Ok(None);
         }
-        args.paths = vec![own.join("cases.jsonl")];
+        args.paths = OWN.map(|file| own.join(file)).to_vec();
         args.pending = std::fs::read_to_string(own.join("pending.txt"))
             .unwrap_or_default()
             .lines()
@@ -124,13 +132,14 @@ fn args(given: Vec<String>) -> Result<Option<Args>, String> {
             "--filter" => args.filters.push(value("--filter")?),
             "--jobs" => args.jobs = value("--jobs")?.parse().map_err(|e| format!("--jobs: {e}"))?,
             "--json" => args.json = Some(value("--json")?.into()),
+            "--fleet" => args.fleet = true,
             "--verbose" | "-v" => args.verbose = true,
             flag if flag.starts_with('-') => return Err(format!("{flag} is not known")),
             path => args.paths.push(path.into()),
         }
     }
     if args.paths.is_empty() {
-        args.paths.push(own.join("cases.jsonl"));
+        args.paths = OWN.map(|file| own.join(file)).to_vec();
     }
     args.jobs = args.jobs.max(1);
     Ok(Some(args))
@@ -151,10 +160,10 @@ async fn play_all(args: &Args) -> Result<bool, String> {
     let jobs = Arc::new(Semaphore::new(args.jobs));
     let mut playing = JoinSet::new();
     for index in order {
-        let (line, jobs) = (cases[index].clone(), Arc::clone(&jobs));
+        let (line, jobs, fleet) = (cases[index].clone(), Arc::clone(&jobs), args.fleet);
         playing.spawn(async move {
             let turn = jobs.acquire_owned().await;
-            let played = play_line(&line).await;
+            let played = play_line(&line, fleet).await;
             drop(turn);
             (index, played)
         });
@@ -172,6 +181,7 @@ async fn play_all(args: &Args) -> Result<bool, String> {
             report.push(as_json(&played));
         }
     }
+    stores::stop_shared();
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&Value::from(report)).map_err(|e| e.to_string())?;
         std::fs::write(path, text + "\n").map_err(|e| format!("{}: {e}", path.display()))?;
@@ -187,10 +197,10 @@ fn chosen(line: &str, filters: &[String]) -> bool {
     filters.is_empty() || id.is_none_or(|id| filters.iter().any(|filter| id.starts_with(filter.as_str())))
 }
 
-async fn play_line(line: &str) -> Played {
+async fn play_line(line: &str, fleet: bool) -> Played {
     let began = Instant::now();
     let case = match Case::parse(line) {
-        Ok(case) => case,
+        Ok(case) => Case { fleet, ..case },
         Err(why) => {
             let value: Value = serde_json::from_str(line).unwrap_or_default();
             let text = |key: &str| value[key].as_str().unwrap_or("?").to_owned();
@@ -202,7 +212,6 @@ async fn play_line(line: &str) -> Played {
     let mut runs = vec![];
     for run in variants::runs(&case, line) {
         let outcome = match run.plan {
-            Plan::Skip(why) => Outcome::Skipped(why),
             Plan::Error(why) => {
                 Outcome::Done(vec![Failure::said("variant", "one that the runner knows", &why)])
             }

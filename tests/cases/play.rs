@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::books::{Books, Settlement};
@@ -12,8 +12,10 @@ use super::case::{Case, Client};
 use super::client::{Exchange, Sent};
 use super::config::{self, Place};
 use super::expect::{self, Failure};
-use super::gateway::{Gateway, Sample, free_address, value, whole};
+use super::gateway::{Gateway, Sample, free_address, whole};
 use super::infra::{self, Act, When};
+use super::relay::Command;
+use super::stores::{Needs, Stores};
 use super::upstream::{Asked, Mode, Scripted, Upstreams};
 
 /// Paths of the admin port; everything else is the public one's.
@@ -22,7 +24,7 @@ const ADMIN_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/metrics"];
 const SETTLING: Duration = Duration::from_secs(3);
 /// The same behind very many calls.
 const SETTLING_MANY: Duration = Duration::from_secs(10);
-/// How long they may take behind a restart.
+/// How long they may take behind a restart, or when a store that was away is back.
 const RESTARTING: Duration = Duration::from_secs(15);
 /// How long a process may take to leave beyond its grace time.
 const LEAVING: Duration = Duration::from_secs(3);
@@ -37,6 +39,18 @@ pub enum Outcome {
 pub struct Seen {
     pub case: Case,
     pub gateways: Vec<Gateway>,
+    /// `None`: the embedded one.
+    pub stores: Option<Stores>,
+    /// A store that processes share was broken or changed.
+    pub stores_broke: bool,
+    /// What was asked while it was.
+    pub also: BTreeMap<String, Exchange>,
+    /// How long after the last repair calls were served as before, if they ever were.
+    pub recovered: Option<Option<Duration>>,
+    /// What went to Redis meanwhile; `None`: nobody counts.
+    pub commands: Option<Vec<Command>>,
+    /// Open holds in Redis, and numbers in it that are below zero.
+    pub in_redis: Option<(i64, Vec<String>)>,
     pub upstreams: Upstreams,
     /// By entry of the sequence; one entry without a sequence.
     pub calls: Vec<Vec<Exchange>>,
@@ -82,24 +96,47 @@ async fn run(case: &Case) -> Result<Outcome, String> {
         return Ok(Outcome::Skipped(why));
     }
     if case.kind.is_some() {
-        return scenario(case, &mut world.gateways).await;
+        return scenario(case, &world).await;
     }
-    world.perform(case, &acts, When::Before).await?;
+    let of_stores = |(_, act): &&(When, Act)| matches!(act, Act::Store(_));
+    let (breaking, other): (Vec<_>, Vec<_>) = acts.iter().partition(of_stores);
+    world.perform(case, &other, When::Before).await?;
     if case.expect.rss_growth_mb_max.is_some() {
         world.warm_up(case).await?;
     }
     let before = world.before().await?;
+    world.perform(case, &breaking, When::Before).await?;
     let (calls, during) = world.call(case, &acts).await?;
-    world.perform(case, &acts, When::After).await?;
+    let mut also = BTreeMap::new();
+    if world.is_broken().await {
+        for what in case.expect.also.iter().flat_map(BTreeMap::keys) {
+            also.insert(what.clone(), ask(&world.gateways[0], what).await);
+        }
+    }
+    world.perform(case, &acts.iter().collect::<Vec<_>>(), When::After).await?;
+    let commands = world.stores.as_ref().and_then(Stores::commands);
+    let (recovered, asides) = world.recover(case, infra::breaks_stores(&acts)).await?;
     let ending = world.end(case, &acts, &calls, &before).await?;
-    let mut seen = world.seen(case, before, calls, during, ending).await?;
+    let shared = Shared { broke: infra::breaks_stores(&acts), also, recovered, commands, asides };
+    let mut seen = world.seen(case, before, (calls, during), ending, shared).await?;
     Ok(Outcome::Done(expect::judge(&mut seen).await))
 }
 
+/// What was seen of stores that processes share.
+struct Shared {
+    broke: bool,
+    also: BTreeMap<String, Exchange>,
+    recovered: Option<Option<Duration>>,
+    commands: Option<Vec<Command>>,
+    /// Requests that are none of the case's.
+    asides: BTreeSet<String>,
+}
+
 /// The processes of a run.
-struct World {
-    gateways: Vec<Gateway>,
-    upstreams: Upstreams,
+pub struct World {
+    pub gateways: Vec<Gateway>,
+    pub upstreams: Upstreams,
+    pub stores: Option<Stores>,
     books: Books,
     balance: i64,
     folder: TempDir,
@@ -127,16 +164,64 @@ impl World {
         let balance = balance(case).await?;
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         let upstreams = start_upstreams(case).await?;
-        let gateways = start_gateways(case, &upstreams, &folder, balance)?;
-        let books = Books::of(&folder.path().join("data"));
-        Ok(Self { gateways, upstreams, books, balance, folder })
+        let stores = match Needs::of(case)? {
+            Some(needs) => Some(Stores::start(needs).await?),
+            None => None,
+        };
+        let gateways = start_gateways(case, &upstreams, &folder, balance, stores.as_ref()).await?;
+        let books = match &stores {
+            Some(stores) => Books::Postgres(stores.database().url.clone()),
+            None => Books::of(&folder.path().join("data")),
+        };
+        Ok(Self { gateways, upstreams, stores, books, balance, folder })
     }
 
-    async fn perform(&mut self, case: &Case, acts: &[(When, Act)], now: When) -> Result<(), String> {
+    async fn perform(&self, case: &Case, acts: &[&(When, Act)], now: When) -> Result<(), String> {
         for (_, act) in acts.iter().filter(|(when, _)| *when == now) {
-            infra::perform(act, case, &mut self.gateways, &self.upstreams).await?;
+            infra::perform(act, case, &self.gateways, &self.upstreams, self.stores.as_ref()).await?;
         }
         Ok(())
+    }
+
+    async fn is_broken(&self) -> bool {
+        match &self.stores {
+            Some(stores) => stores.is_broken().await,
+            None => false,
+        }
+    }
+
+    /// What is still broken is mended. Waits until calls are served as before; answers how long that took behind the
+    /// last thing that was done.
+    async fn recover(
+        &self,
+        case: &Case,
+        broke: bool,
+    ) -> Result<(Option<Option<Duration>>, BTreeSet<String>), String> {
+        let mut asides = BTreeSet::new();
+        let Some(stores) = self.stores.as_ref().filter(|_| broke) else { return Ok((None, asides)) };
+        if stores.is_broken().await {
+            stores.mend().await?;
+        }
+        self.upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Good));
+        let (began, admitted) = (Instant::now(), stores.admitted());
+        let mut took = None;
+        while took.is_none() && began.elapsed() < RESTARTING {
+            let Some(gateway) = self.gateways.iter().find(|gateway| gateway.exit_code().is_none()) else {
+                break;
+            };
+            let answer = infra::recovery_call(case).call(gateway.http).await;
+            asides.extend(answer.headers.find("x-request-id").map(str::to_owned));
+            // Served, and by the store that was away.
+            let served =
+                answer.status == Some(200) || (self.upstreams.is_empty() && answer.status == Some(502));
+            if served && (admitted.is_none() || stores.admitted() > admitted) {
+                took = Some(began.elapsed());
+            } else {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        self.upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Script));
+        Ok((Some(took), asides))
     }
 
     /// As many calls as the case makes at once: what allocators keep of a first load is no leak.
@@ -155,6 +240,9 @@ impl World {
         // What the preparation did must not look like something that the calls did.
         settled(&mut self.gateways, SETTLING).await;
         told(&mut self.gateways).await;
+        if let Some(stores) = &self.stores {
+            stores.forget();
+        }
         Ok(Before {
             holds: self.books.settlements()?.into_iter().map(|s| s.hold).collect(),
             lines: self.gateways.iter().map(|gateway| gateway.log().len()).collect(),
@@ -167,7 +255,7 @@ impl World {
     async fn call(&self, case: &Case, acts: &[(When, Act)]) -> Result<(Vec<Vec<Exchange>>, During), String> {
         let during = Arc::new(Mutex::new(During::new()));
         let calling = load(case, &self.gateways, acts);
-        let acting = timed(&self.gateways, acts);
+        let acting = timed(case, self, acts);
         let watching = watch(case, &self.gateways[0], Arc::clone(&during));
         let both = async { tokio::join!(calling, acting) };
         let (calls, acted) = tokio::select! {
@@ -198,11 +286,16 @@ impl World {
         let restart = |(when, act): &(When, Act)| *when == When::AfterKill && matches!(act, Act::Restart);
         if exit.is_some() && acts.iter().any(restart) {
             let again = Instant::now();
-            first.restart()?;
+            tokio::task::block_in_place(|| first.restart())?;
             restarted = Some(settled(&mut self.gateways, RESTARTING).await.then(|| again.elapsed()));
         } else if exit.is_none() {
             let count: usize = calls.iter().map(Vec::len).sum();
-            settled(&mut self.gateways, if count >= 100 { SETTLING_MANY } else { SETTLING }).await;
+            let patience = match count {
+                _ if infra::breaks_stores(acts) => RESTARTING,
+                0..100 => SETTLING,
+                _ => SETTLING_MANY,
+            };
+            settled(&mut self.gateways, patience).await;
             logged(&self.gateways, &before.lines, count).await;
         }
         if case.expect.rss_growth_mb_max.is_some() || case.expect.open_upstream_connections.is_some() {
@@ -215,9 +308,9 @@ impl World {
         mut self,
         case: &Case,
         before: Before,
-        calls: Vec<Vec<Exchange>>,
-        during: During,
+        (calls, during): (Vec<Vec<Exchange>>, During),
         ending: Ending,
+        shared: Shared,
     ) -> Result<Seen, String> {
         let alive = self.gateways[0].exit_code().is_none();
         let metrics = metrics_of(&mut self.gateways).await;
@@ -226,6 +319,9 @@ impl World {
             let lines = gateway.log();
             let new = lines.iter().skip(*from);
             for line in new.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+                if line["request_id"].as_str().is_some_and(|id| shared.asides.contains(id)) {
+                    continue;
+                }
                 match line["target"].as_str() {
                     Some("access") => access.push(line),
                     // Who was not asked, or asked again since nobody saw it, made no attempt.
@@ -236,18 +332,38 @@ impl World {
             }
             log.extend(lines);
         }
-        let settlements = self.books.settlements()?.into_iter().filter(|s| !before.holds.contains(&s.hold));
+        let in_redis = match &self.stores {
+            // Holds of a process that is gone wait for its next start.
+            Some(stores) if self.gateways.iter().all(|gateway| gateway.exit_code().is_none()) => {
+                Some((stores.open_holds(RESTARTING).await?, stores.negative().await?))
+            }
+            Some(stores) => Some((0, stores.negative().await?)),
+            None => None,
+        };
+        let settlements = self
+            .books
+            .settlements()?
+            .into_iter()
+            .filter(|s| !before.holds.contains(&s.hold) && !shared.asides.contains(&s.request));
         let mut asked: Vec<Asked> = self.upstreams.values().flat_map(|upstream| upstream.asked()).collect();
         asked.sort_by_key(|asked| asked.at);
         Ok(Seen {
             case: case.clone(),
+            stores_broke: shared.broke,
+            also: shared.also,
+            recovered: shared.recovered,
+            commands: shared.commands,
+            in_redis,
             calls,
             asked,
             settlements: settlements.collect(),
             access,
             decisions,
             log,
-            holds_open: alive.then(|| value(&metrics, "tollgate_holds_open", "").map_or(-1, whole)),
+            holds_open: alive.then(|| {
+                let open = metrics.iter().filter(|sample| sample.name == "tollgate_holds_open");
+                open.map(|sample| whole(sample.value)).sum()
+            }),
             metrics,
             metrics_before: before.metrics,
             balances: self.books.balances()?,
@@ -259,6 +375,7 @@ impl World {
             restarted: ending.restarted,
             upstreams: self.upstreams,
             gateways: self.gateways,
+            stores: self.stores,
             _folder: self.folder,
         })
     }
@@ -280,7 +397,7 @@ async fn balance(case: &Case) -> Result<i64, String> {
     keyed.fixture.balance_nano = Some(1_000_000_000_000);
     let upstreams = start_upstreams(case).await?;
     upstreams.values().for_each(|upstream| upstream.set_mode(Mode::Good));
-    let mut gateways = start_gateways(&keyed, &upstreams, &folder, 1_000_000_000_000)?;
+    let mut gateways = start_gateways(&keyed, &upstreams, &folder, 1_000_000_000_000, None).await?;
     let client = alone.calls().next().ok_or("the case has no call")?;
     let sent = Sent::of(client)?;
     sent.call(gateways[0].for_call(&sent)).await;
@@ -299,28 +416,41 @@ async fn start_upstreams(case: &Case) -> Result<Upstreams, String> {
     Ok(upstreams)
 }
 
-fn start_gateways(
+/// Without stores: one process on the embedded one.
+async fn start_gateways(
     case: &Case,
     upstreams: &Upstreams,
     folder: &TempDir,
     balance: i64,
+    stores: Option<&Stores>,
 ) -> Result<Vec<Gateway>, String> {
-    let count = case.calls().filter_map(|client| client.instances).max().unwrap_or(1).max(1);
-    let data = folder.path().join("data");
+    let most = case.calls().filter_map(|client| client.instances).max().unwrap_or(1).max(1);
+    let count = match stores {
+        Some(_) => most.max(infra::instances_named(case)),
+        None => 1,
+    };
     let mut gateways = vec![];
     for index in 0..count {
-        let place = Place { http: free_address(), admin: free_address(), h2c: free_address(), data: &data };
+        let store = match stores {
+            Some(stores) => stores.config(&folder.path().join(format!("node{index}"))).await,
+            None => json!({ "embedded": { "path": folder.path().join("data").display().to_string() } }),
+        };
+        let place = Place { http: free_address(), admin: free_address(), h2c: free_address(), store: &store };
         let config = config::config(case, upstreams, &place, balance)?;
         let level = config::log_level(case);
-        let started = match Gateway::start(folder.path(), &format!("gateway{index}"), &config, level.clone())
-        {
+        // The relays before stores go on while it is waited for.
+        let start = |config: &Value| {
+            let name = format!("gateway{index}");
+            tokio::task::block_in_place(|| Gateway::start(folder.path(), &name, config, level.clone()))
+        };
+        let started = match start(&config) {
             // A cycle may be refused when it is read; the gateway then runs with what is left.
             Err(why)
                 if config.get("aliases").is_some() && (why.contains("cycle") || why.contains("circular")) =>
             {
                 let mut without = config.clone();
                 without.as_object_mut().map(|members| members.remove("aliases"));
-                Gateway::start(folder.path(), &format!("gateway{index}"), &without, level)
+                start(&without)
             }
             started => started,
         };
@@ -351,7 +481,12 @@ async fn group(
     let total = client.repeat.or(client.concurrent).unwrap_or(1);
     let keys = config::random_keys(case)?;
     let one = async |index: usize| {
-        let gateway = &gateways[index % gateways.len()];
+        // Who is gone is not asked: a balancer would not either.
+        let alive: Vec<&Gateway> = match gateways {
+            [only] => vec![only],
+            all => all.iter().filter(|gateway| gateway.exit_code().is_none()).collect(),
+        };
+        let gateway = alive.get(index % alive.len().max(1)).copied().unwrap_or(&gateways[0]);
         let mut sent = Sent::of(client).expect("it was made before");
         if let Some(key) = keys.get(index % keys.len().max(1)) {
             sent.headers.set("authorization", &format!("Bearer {key}"));
@@ -398,20 +533,12 @@ async fn group(
 }
 
 /// Actions at their times, while calls are under way.
-async fn timed(gateways: &[Gateway], acts: &[(When, Act)]) -> Result<(), String> {
+async fn timed(case: &Case, world: &World, acts: &[(When, Act)]) -> Result<(), String> {
     let began = Instant::now();
     for (when, act) in acts {
         let When::AtMs(ms) = when else { continue };
         tokio::time::sleep_until((began + Duration::from_millis(*ms)).into()).await;
-        match act {
-            Act::SetPrice { model, times } => {
-                for gateway in gateways {
-                    infra::set_price(gateway, model, *times)?;
-                }
-            }
-            Act::Signal(signal) => super::client::signal_process(gateways[0].pid(), signal),
-            other => return Err(format!("infra: {other:?} cannot be done while calls are under way")),
-        }
+        infra::perform(act, case, &world.gateways, &world.upstreams, world.stores.as_ref()).await?;
     }
     Ok(())
 }
@@ -520,8 +647,9 @@ async fn calm(case: &Case, gateway: &Gateway, upstreams: &Upstreams, rss_before:
 }
 
 /// Checks that are told in words.
-async fn scenario(case: &Case, gateways: &mut [Gateway]) -> Result<Outcome, String> {
+async fn scenario(case: &Case, world: &World) -> Result<Outcome, String> {
     let check = case.expect.check.as_deref().unwrap_or_default();
+    let gateways = &world.gateways;
     if check.starts_with("SIGTERM with no traffic: exit 0 within pre_drain_ms + 1000") {
         let pre = case.config.get("pre_drain_ms").and_then(Value::as_u64).unwrap_or(0);
         let limit = Duration::from_millis(pre + 1000);
@@ -533,6 +661,9 @@ async fn scenario(case: &Case, gateways: &mut [Gateway]) -> Result<Outcome, Stri
         let seen = format!("exit {code:?} after {} ms", took.as_millis());
         let expected = format!("exit 0 within {} ms", limit.as_millis());
         return Ok(Outcome::Done(if good { vec![] } else { vec![Failure::said("check", &expected, &seen)] }));
+    }
+    if let Some(outcome) = super::slots::play(case, world, check).await {
+        return outcome.map(Outcome::Done);
     }
     Err(format!("scenario `{check}` is not known to the runner"))
 }

@@ -100,6 +100,8 @@ pub enum Mode {
     Failing(u16),
     /// With a good whole answer: the case is over and something is asked about it.
     Good,
+    /// Never.
+    Hanging,
     /// It was asked before the case began.
     Forgotten,
 }
@@ -336,6 +338,7 @@ impl Scripted {
         let piece = match asked.mode {
             Mode::Failing(status) => whole(status, "application/json", &failing_body(status)),
             Mode::Good => whole(200, "application/json", &good_body(&asked.path)),
+            Mode::Hanging => hanging(),
             Mode::Script | Mode::Forgotten => {
                 let number = state.next;
                 state.next += 1;
@@ -708,6 +711,10 @@ fn whole(status: u16, kind: &str, body: &str) -> Piece {
         trigger: Trigger::Request,
         steps: vec![act(What::Head(head)), act(bytes), act(What::End(Headers::default()))],
     }
+}
+
+fn hanging() -> Piece {
+    Piece { trigger: Trigger::Request, steps: vec![Act { delay: Duration::ZERO, what: What::Hang }] }
 }
 
 fn failing_body(status: u16) -> String {

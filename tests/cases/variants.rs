@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::case::{Absence, AtMost, Case, Client, Expect, Framing, Infra, Members, Step, Upstream};
-use super::infra;
+use super::stores::{self, Needs};
 use super::want::Want;
 
 /// A case or one of its variants.
@@ -23,7 +23,6 @@ pub struct Run {
 
 pub enum Plan {
     Play(Box<Case>),
-    Skip(String),
     /// It is not understood.
     Error(String),
 }
@@ -87,7 +86,6 @@ pub fn runs(case: &Case, line: &str) -> Vec<Run> {
     let variants = case.variants.iter().map(|variant| {
         let name = variant.as_str().map_or_else(|| variant.to_string(), str::to_owned);
         let plan = match variant {
-            Value::String(text) if mentions_store(text) => Plan::Skip(infra::NEEDS_FLEET.to_owned()),
             Value::String(text) => {
                 apply(&plain, text).map_or_else(Plan::Error, |case| Plan::Play(Box::new(case)))
             }
@@ -95,39 +93,71 @@ pub fn runs(case: &Case, line: &str) -> Vec<Run> {
         };
         Run { name, plan }
     });
-    std::iter::once(base).chain(variants).flat_map(one_process).collect()
+    let runs: Vec<Run> = std::iter::once(base).chain(variants).collect();
+    runs.into_iter().flat_map(|run| dialects(case, run)).collect()
 }
 
-/// The embedded store serves one process. A case of several is played with one, and the line says so; a
-/// variant that is about nothing else is left out.
-fn one_process(run: Run) -> Vec<Run> {
-    let Plan::Play(mut case) = run.plan else { return vec![run] };
-    let several = case.calls().filter_map(|client| client.instances).max().unwrap_or(1);
-    if several < 2 {
-        return vec![Run { plan: Plan::Play(case), ..run }];
+/// Scripts that are thrown away are one of three things: scripts where there are functions, functions, and scripts
+/// where there is nothing else.
+fn dialects(case: &Case, run: Run) -> Vec<Run> {
+    const FLUSH: &str = "SCRIPT FLUSH";
+    let Plan::Play(mut plain) = run.plan else { return vec![run] };
+    plain.fleet = case.fleet;
+    let flushes = |infra: &Infra| infra.action.as_ref().is_some_and(|text| text.contains(FLUSH));
+    if !plain.infra.iter().any(flushes) {
+        return vec![Run { plan: Plan::Play(plain), ..run }];
     }
-    let skip = Plan::Skip(infra::NEEDS_FLEET.to_owned());
-    if !run.name.is_empty() {
-        return vec![Run { plan: skip, ..run }];
+    let name = |more: &str| [run.name.as_str(), more].join(" ").trim().to_owned();
+    let mut functions = plain.clone();
+    for text in functions.infra.iter_mut().filter_map(|infra| infra.action.as_mut()) {
+        *text = text.replace(FLUSH, "FUNCTION FLUSH");
     }
-    let calls = case.client.iter_mut().chain(&mut case.sequence);
-    calls.for_each(|client| client.instances = None);
-    let name = format!("{several} processes");
-    vec![Run { plan: Plan::Play(case), ..run }, Run { name, plan: skip }]
+    let mut scripts = plain.clone();
+    scripts.scripts = true;
+    let (functions, scripts) = (Plan::Play(functions), Plan::Play(scripts));
+    vec![
+        Run { name: name("functions flushed"), plan: functions },
+        Run { name: name("scripts only"), plan: scripts },
+        Run { plan: Plan::Play(plain), ..run },
+    ]
+    .into_iter()
+    .rev()
+    .collect()
 }
 
-/// Whether a text speaks of the stores of a fleet.
-pub fn mentions_store(text: &str) -> bool {
-    let text = text.to_lowercase();
-    ["redis", "postgres", "stop db", "database"].iter().any(|word| text.contains(word))
+/// A variant that is about a store: another layout, or something else that is done to it before.
+fn of_store(case: &mut Case, text: &str) -> bool {
+    let layout = Infra { redis: Some(text.to_owned()), ..Infra::default() };
+    let action = Infra { action: Some(text.to_owned()), ..Infra::default() };
+    let with = |infra: Infra| Case { infra: vec![infra], ..case.clone() };
+    if stores::mentions_store(text) && stores::acts_of(text).is_ok() {
+        // It stands in for what the case did itself.
+        let own = case.infra.iter_mut().find(|infra| {
+            [&infra.action, &infra.proxy].into_iter().flatten().any(|text| stores::mentions_store(text))
+        });
+        match own {
+            Some(own) => (own.action, own.proxy) = (action.action, None),
+            None => case.infra.push(action),
+        }
+        return true;
+    }
+    if Needs::of(&with(layout.clone())).is_ok_and(|needs| needs.is_some()) {
+        case.infra.retain(|infra| infra.redis.is_none());
+        case.infra.push(layout);
+        return true;
+    }
+    false
 }
 
 fn apply(plain: &Case, text: &str) -> Result<Case, String> {
     let mut case = plain.clone();
     let (change, outcome) = parts(text);
     let unknown = || format!("variant `{text}` is not known to the runner");
-    let mut done = false;
+    let mut done = of_store(&mut case, change);
     for (pattern, act) in CHANGES {
+        if done {
+            break;
+        }
         let pattern = Regex::new(pattern).map_err(|e| e.to_string())?;
         if let Some(found) = pattern.captures(change) {
             act(&mut case, &found)

@@ -8,7 +8,7 @@
 //! Two connections: what reads much at once must not stand before a request's command.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -45,6 +45,9 @@ pub(super) struct Node {
     background: ArcSwapOption<MultiplexedConnection>,
     open: AtomicBool,
     scripts: AtomicBool,
+    /// How often the verbs were taken in again: all that miss them at once wait for one who does it.
+    loaded: AtomicU64,
+    loading: Mutex<()>,
     mending: Mutex<()>,
     /// Wakes who mends.
     tripped: Arc<Notify>,
@@ -84,6 +87,8 @@ impl Node {
             background: ArcSwapOption::empty(),
             open: AtomicBool::new(true),
             scripts: AtomicBool::new(false),
+            loaded: AtomicU64::new(0),
+            loading: Mutex::new(()),
             mending: Mutex::new(()),
             tripped,
         }
@@ -127,11 +132,11 @@ impl Node {
         args: &[Vec<u8>],
         asking: bool,
     ) -> Result<Value, Fault> {
+        let loaded = self.loaded.load(Ordering::Acquire);
         let cmd = self.library.call(self.dialect(), verb, key, args);
         match self.send(lane, &cmd, asking).await {
             Err(Fault::NoLibrary) => {
-                let mut link = self.link(lane).ok_or(RedisError::Open)?;
-                self.load(&mut link).await.map_err(|error| self.fault(&error))?;
+                self.load_again(lane, loaded).await?;
                 let cmd = self.library.call(self.dialect(), verb, key, args);
                 self.send(lane, &cmd, asking).await
             }
@@ -202,6 +207,18 @@ impl Node {
             .set_response_timeout(Some(timeout))
             .set_pipeline_buffer_size(QUEUE_MAX);
         Box::pin(self.client.get_multiplexed_async_connection_with_config(&config)).await
+    }
+
+    /// Takes the verbs in again, unless somebody has since a look at `loaded`.
+    async fn load_again(&self, lane: Lane, loaded: u64) -> Result<(), Fault> {
+        let _one_at_a_time = self.loading.lock().await;
+        if self.loaded.load(Ordering::Acquire) != loaded {
+            return Ok(());
+        }
+        let mut link = self.link(lane).ok_or(RedisError::Open)?;
+        self.load(&mut link).await.map_err(|error| self.fault(&error))?;
+        self.loaded.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Takes the verbs in, as functions where they are allowed.
