@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::case::{Case, Members};
 use super::client::{Sent, path_parts, value_at};
+use super::relay::{self, Effect};
 use super::sse::Reader;
+use super::stores::{self, Act, Change, Which};
 use super::upstream::Scripted;
 use super::variants::{Plan, runs};
 use super::want::Want;
@@ -21,6 +23,8 @@ pub async fn all() {
     what_is_not_known_is_an_error();
     variants_change_one_thing();
     paths_reach_into_json();
+    words_about_stores_are_understood();
+    frames_are_found_over_any_cut();
     an_upstream_speaks_http2().await;
 }
 
@@ -119,6 +123,46 @@ fn paths_reach_into_json() {
     assert_eq!(path_parts("$.messages[0].content"), ["messages", "0", "content"]);
     assert_eq!(value_at(&json!({ "a": [{ "b": 1 }] }), "a[0].b"), 1);
     assert_eq!(value_at(&json!({}), "a.b"), Value::Null);
+}
+
+fn words_about_stores_are_understood() {
+    let acts = |text: &str| stores::acts_of(text).expect(text);
+    let signal = |name: &str| Act::Signal(Which::Redis, name.to_owned());
+    assert_eq!(acts("SIGSTOP redis; stop db"), [signal("SIGSTOP"), Act::Stop(Which::Database)]);
+    assert_eq!(acts("thaw redis and start the database"), [signal("SIGCONT"), Act::Start(Which::Database)]);
+    assert_eq!(acts("redis SCRIPT FLUSH"), [Act::Command(vec!["SCRIPT".to_owned(), "FLUSH".to_owned()])]);
+    assert_eq!(
+        acts("DEBUG SLEEP replica link, write, promote replica (lost writes)"),
+        [Act::CutLink, Act::Write, Act::Promote]
+    );
+    assert_eq!(acts("restart redis"), [Act::Stop(Which::Redis), Act::Start(Which::Redis)]);
+    let lost = Change::Fault { verb: None, nth: 1, what: Effect::LoseReply };
+    let words = "redis tcp proxy drops the first reply after forwarding the command";
+    assert_eq!(acts(words), [Act::Relay(Which::Redis, lost)]);
+    let cut = Change::Fault { verb: Some("settle".to_owned()), nth: 2, what: Effect::CloseForReply };
+    let words = "redis proxy closes the connection instead of the second reply of the settle";
+    assert_eq!(acts(words), [Act::Relay(Which::Redis, cut)]);
+    let late = Change::Delay(Duration::from_millis(30));
+    assert_eq!(acts("db proxy delays all replies by 30 ms"), [Act::Relay(Which::Database, late)]);
+    for unknown in ["redis is sad", "promote db", "redis tcp proxy sings"] {
+        assert!(stores::acts_of(unknown).is_err(), "{unknown}");
+    }
+}
+
+fn frames_are_found_over_any_cut() {
+    let frames: [&[u8]; 5] = [
+        b"*2\r\n$3\r\nGET\r\n$1\r\n\n\r\n",
+        b"$-1\r\n",
+        b">2\r\n+a\r\n:1\r\n",
+        b"%1\r\n+k\r\n*1\r\n_\r\n",
+        b"*-1\r\n",
+    ];
+    for frame in frames {
+        for cut in 0..frame.len() {
+            assert_eq!(relay::frame(&frame[..cut]), None, "{frame:?} cut at {cut}");
+        }
+        assert_eq!(relay::frame(&[frame, b"+more"].concat()), Some(frame.len()), "{frame:?}");
+    }
 }
 
 async fn an_upstream_speaks_http2() {

@@ -157,7 +157,7 @@ impl Needs {
                 "single" | "one" | "standalone" => {}
                 "valkey" => self.valkey = true,
                 "no functions" | "functions blocked" | "scripts only" | "FUNCTION blocked" => {
-                    self.scripts = true
+                    self.scripts = true;
                 }
                 "persistent" | "appendonly" | "aof" => self.keeps = true,
                 "replica" | "with replica" | "primary and replica" | "primary with replica" | "1 replica" => {
@@ -435,9 +435,8 @@ impl Stores {
             let mut link = server.link().await;
             // One that does not answer for a while is meant not to.
             let sent = cmd.query_async::<::redis::Value>(&mut link);
-            match tokio::time::timeout(Duration::from_millis(200), sent).await {
-                Ok(Err(error)) => return Err(format!("redis {}: {error}", words.join(" "))),
-                Ok(Ok(_)) | Err(_) => {}
+            if let Ok(Err(error)) = tokio::time::timeout(Duration::from_millis(200), sent).await {
+                return Err(format!("redis {}: {error}", words.join(" ")));
             }
         }
         Ok(())
