@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
@@ -23,6 +23,9 @@ use crate::{boot, clock, journal};
 
 /// The longest name, reference or reason, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
+
+/// How often money that is out to be spent is brought back for one movement.
+const RECALLS_MAX: usize = 3;
 
 /// A verb with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +101,12 @@ pub trait Fleet: Send + Sync {
 
     /// An account may have more than before.
     fn balance_changed(&self, account: AccountId);
+
+    /// Why the ledger cannot be asked now, if so: nobody waits for one that is known to be away.
+    fn why_read_only(&self) -> Option<String>;
+
+    /// What nobody has set aside of an account, as far as its places can be asked.
+    fn available(&self, account: AccountId) -> Amount;
 }
 
 /// What an account has and what it used, in nano-dollars.
@@ -105,6 +114,8 @@ pub trait Fleet: Send + Sync {
 pub struct Credits {
     pub balance_nano: i64,
     pub used_nano: i64,
+    /// What can be spent now, where other nodes have their part of it.
+    pub available_nano: Option<i64>,
 }
 
 /// Why a verb was not done.
@@ -140,7 +151,7 @@ impl Books {
             Verb::Account { name, settings } => {
                 settings.check()?;
                 let name = text("name", name)?;
-                self.ledger().ensure_account(&name, Some(&settings), clock::unix_ms())?;
+                self.ledger()?.ensure_account(&name, Some(&settings), clock::unix_ms())?;
                 self.follow()?;
                 Ok(json!({ "account": name }))
             }
@@ -149,7 +160,7 @@ impl Books {
                 self.transfer(&account, what, &usd, &text("reference", reference)?, &text("reason", reason)?)
             }
             Verb::Statement { account, limit } => {
-                let lines = self.ledger().statement(&account, limit.min(10_000))?;
+                let lines = self.ledger()?.statement(&account, limit.min(10_000))?;
                 Ok(json!(lines))
             }
             Verb::NewKey { account, settings, expires_in_seconds } => {
@@ -157,17 +168,17 @@ impl Books {
                 self.new_key(id, &account, &settings, expires_in_seconds)
             }
             Verb::Keys { account } => {
-                let keys = self.ledger().keys(account.as_deref())?;
+                let keys = self.ledger()?.keys(account.as_deref())?;
                 Ok(keys.iter().map(key_row).collect())
             }
             Verb::Revoke { key } => {
                 let record = self.find_key(&key)?;
-                self.ledger().end_key(record.digest, clock::unix_ms(), true)?;
+                self.ledger()?.end_key(record.digest, clock::unix_ms(), true)?;
                 self.follow_keys()?;
                 Ok(json!({ "revoked": key_id(&record) }))
             }
             Verb::Rotate { key, overlap_seconds } => self.rotate(&key, overlap_seconds),
-            Verb::Verify => Ok(json!(self.ledger().verify()?)),
+            Verb::Verify => Ok(json!(self.ledger()?.verify()?)),
         }
     }
 
@@ -180,7 +191,7 @@ impl Books {
         if accounts.is_empty() {
             return Ok(());
         }
-        let known = self.ledger().keys(None)?;
+        let known = self.ledger()?.keys(None)?;
         for account in accounts {
             let digests: Vec<KeyDigest> =
                 account.keys.iter().map(|key| digest(key.secret.expose())).collect();
@@ -189,7 +200,7 @@ impl Books {
             }
         }
         for account in accounts {
-            boot::bootstrap(self.ledger().as_mut(), account)?;
+            boot::bootstrap(self.ledger()?.as_mut(), account)?;
         }
         self.follow()
     }
@@ -199,7 +210,7 @@ impl Books {
     /// # Errors
     /// When the books cannot be read.
     pub fn generation(&self, account: AccountId, id: &str) -> Result<Option<Generation>, BooksError> {
-        Ok(self.ledger().generation(account, id)?)
+        Ok(self.ledger()?.generation(account, id)?)
     }
 
     /// What an account has and what it used.
@@ -207,11 +218,17 @@ impl Books {
     /// # Errors
     /// When the books cannot be read.
     pub fn credits(&self, account: AccountId) -> Result<Credits, BooksError> {
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger()?;
         let used = ledger.spent(&Scope { account, key: None, model: None }, i64::MIN)?;
         let rows = ledger.accounts()?;
+        drop(ledger);
         let row = rows.iter().find(|row| row.id == account.0);
-        Ok(Credits { balance_nano: row.map_or(0, |row| row.balance_nano), used_nano: used.nano() })
+        let fleet = self.live.as_ref().and_then(|live| live.fleet.as_ref());
+        Ok(Credits {
+            balance_nano: row.map_or(0, |row| row.balance_nano),
+            used_nano: used.nano(),
+            available_nano: fleet.map(|fleet| fleet.available(account).nano()),
+        })
     }
 
     /// Begins a keyed call, or answers what is known of the first one.
@@ -219,7 +236,7 @@ impl Books {
     /// # Errors
     /// When the books cannot be written.
     pub fn begin_keyed(&self, call: &KeyedCall<'_>) -> Result<Option<Keyed>, BooksError> {
-        Ok(self.ledger().begin_keyed(call)?)
+        Ok(self.ledger()?.begin_keyed(call)?)
     }
 
     /// Keeps a keyed call's answer, or forgets the call.
@@ -227,21 +244,28 @@ impl Books {
     /// # Errors
     /// When the books cannot be written.
     pub fn end_keyed(&self, account: AccountId, key: &str, answer: Option<&[u8]>) -> Result<(), BooksError> {
-        Ok(self.ledger().end_keyed(account, key, answer)?)
+        Ok(self.ledger()?.end_keyed(account, key, answer)?)
     }
 
-    fn ledger(&self) -> std::sync::MutexGuard<'_, Box<dyn Ledger>> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The ledger, unless it is known to be away. Looks once it is this one's turn: many may have waited for the one
+    /// that found out.
+    fn ledger(&self) -> Result<MutexGuard<'_, Box<dyn Ledger>>, LedgerError> {
+        let ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let fleet = self.live.as_ref().and_then(|live| live.fleet.as_ref());
+        match fleet.and_then(|fleet| fleet.why_read_only()) {
+            Some(why) => Err(LedgerError::Unreachable(why)),
+            None => Ok(ledger),
+        }
     }
 
     fn account(&self, name: &str) -> Result<AccountId, BooksError> {
-        let rows = self.ledger().accounts()?;
+        let rows = self.ledger()?.accounts()?;
         let found = rows.iter().find(|row| row.name == name);
         Ok(found.map(|row| AccountId(row.id)).ok_or_else(|| LedgerError::NoAccount(name.to_owned()))?)
     }
 
     fn accounts(&self, name: Option<&str>) -> Result<Value, BooksError> {
-        let mut rows = self.ledger().accounts()?;
+        let mut rows = self.ledger()?.accounts()?;
         if let Some(name) = name {
             rows.retain(|row| row.name == name);
             if rows.is_empty() {
@@ -280,7 +304,7 @@ impl Books {
         if let Some(live) = live {
             live.store.withdraw(id, amount).map_err(|available| LedgerError::Funds { available })?;
         }
-        let done = self.ledger().transfer(&Movement { boot: live.map(|live| live.boot), ..movement });
+        let done = self.ledger()?.transfer(&Movement { boot: live.map(|live| live.boot), ..movement });
         // After any other error nobody knows whether it left: it stays out until the next start asks the books.
         let nothing_left =
             matches!(done, Ok(false) | Err(LedgerError::Funds { .. } | LedgerError::ReferenceTaken(_)));
@@ -294,10 +318,14 @@ impl Books {
 
     /// Money that leaves comes from what is free in the ledger; what is out there to be spent is brought back first.
     fn transfer_in_fleet(&self, fleet: &dyn Fleet, movement: &Movement<'_>) -> Result<Value, BooksError> {
-        let mut done = self.ledger().transfer(movement);
-        if matches!(done, Err(LedgerError::Funds { .. })) {
+        let mut done = self.ledger()?.transfer(movement);
+        // A node may lease what was brought back before it is gone.
+        for _ in 0..RECALLS_MAX {
+            if !matches!(done, Err(LedgerError::Funds { .. })) {
+                break;
+            }
             fleet.recall(movement.account);
-            done = self.ledger().transfer(movement);
+            done = self.ledger()?.transfer(movement);
         }
         let new = done?;
         fleet.balance_changed(movement.account);
@@ -324,7 +352,7 @@ impl Books {
             expires_ms,
             now_ms,
         };
-        self.ledger().ensure_key(&new)?;
+        self.ledger()?.ensure_key(&new)?;
         self.follow_keys()?;
         Ok(json!({ "key": key, "account": account_name, "expires_ms": expires_ms }))
     }
@@ -336,7 +364,7 @@ impl Books {
         }
         let mut made = self.new_key(old.account, &old.account_name, &old.settings, None)?;
         let ends_ms = later(clock::unix_ms(), overlap_seconds);
-        self.ledger().end_key(old.digest, ends_ms, false)?;
+        self.ledger()?.end_key(old.digest, ends_ms, false)?;
         self.follow_keys()?;
         if let Some(made) = made.as_object_mut() {
             made.insert("old_key".to_owned(), json!(key_id(&old)));
@@ -348,7 +376,7 @@ impl Books {
     /// A key by itself, or by its id from the list.
     fn find_key(&self, key: &str) -> Result<KeyRecord, BooksError> {
         let by_digest = digest(key);
-        let keys = self.ledger().keys(None)?;
+        let keys = self.ledger()?.keys(None)?;
         let mut found = keys.into_iter().filter(|k| k.digest == by_digest || key_id(k) == key);
         Ok(found.next().ok_or(LedgerError::NoKey)?)
     }
@@ -359,7 +387,7 @@ impl Books {
             && live.fleet.is_none()
         {
             // Over both, so that a hand-over finds no lease between the books and the memory.
-            let mut ledger = self.ledger();
+            let mut ledger = self.ledger()?;
             if !live.handed_over.load(Ordering::Acquire) {
                 live.store.grant(ledger.lease_free(live.boot)?);
             }
@@ -375,7 +403,7 @@ impl Books {
     /// ends.
     pub fn hand_over(&self, half: bool) -> Result<(), BooksError> {
         let Some(live) = &self.live else { return Ok(()) };
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger()?;
         live.handed_over.store(true, Ordering::Release);
         let free = live.store.take_free(half);
         if free.is_empty() { Ok(()) } else { Ok(ledger.give_back(live.boot, &free)?) }
@@ -396,7 +424,7 @@ impl Books {
             let here = |boot: &i64| alone || journal::folder(&journals, *boot).exists();
             ledger.open_boots().map(|boots| others(boots).any(|boot| here(&boot)))
         };
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger()?;
         if others(ledger.as_mut())?
             && let Some(_lock) = boot::start_lock(data)?
         {
@@ -414,7 +442,7 @@ impl Books {
                 fleet.keys_changed();
                 return Ok(());
             }
-            let mut ledger = self.ledger();
+            let mut ledger = self.ledger()?;
             live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
             // Budgets that are new may have been spent in part already.
             boot::restore_budgets(ledger.as_mut(), &live.store, &live.pool.keys())?;

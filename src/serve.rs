@@ -20,9 +20,9 @@ use crate::config::Config;
 use crate::config::checked::{Listen, Listener, OTHER_FILES};
 use crate::drain::{self, Drain, Watch};
 use crate::edge::{self, Tls};
+use crate::fleet::catalogue::Published;
 use crate::front::{self, Entrance};
 use crate::handover::{self, Estate, Inheritance, Sockets};
-use crate::journal::Journal;
 use crate::keeper::{Keeper, status};
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
@@ -79,13 +79,11 @@ fn serve(
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
-    let Config { listen, bounds, routing, drain, timers, mut catalogue, catalogue_of_fleet, data, .. } =
-        config;
-    let mut published = None;
-    if let Some(node) = booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
-        let (found, parsed) = node.first_catalogue(&data, timers)?;
-        (published, catalogue) = (Some(found), parsed);
-    }
+    let Config { listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, .. } = config;
+    let (published, catalogue) = match booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
+        Some(node) => node.first_catalogue(&data, timers).map(|(found, parsed)| (Some(found), parsed))?,
+        None => (None, catalogue),
+    };
     drain_state.set_times(drain);
     let Inheritance { owner, mut sockets, line } = match booted.locks().owner.take() {
         Some(owner) => Inheritance { owner, sockets: Sockets::default(), line: None },
@@ -114,16 +112,9 @@ fn serve(
         drain: Arc::clone(&drain_state),
     };
     let may_start_heirs = source.is_some();
-    let reloader = source.map(|source| {
-        let reloader = Reloader::new(source, timers, fixed, follow(&gateway, &notify, status(first)));
-        Arc::new(match published {
-            Some(published) => reloader.with_catalogue(published),
-            None => reloader,
-        })
-    });
-    if let Some((node, reloader)) = booted.fleet.as_ref().zip(reloader.as_ref()) {
-        node.follow_catalogue(reloader, &data);
-    }
+    let live = follow(&gateway, &notify, status(first));
+    let reloader =
+        source.map(|source| read_anew(Reloader::new(source, timers, fixed, live), published, &booted, &data));
     let serving = Arc::new(AtomicBool::new(false));
     let started = Arc::new(AtomicBool::new(false));
     let keeper = Keeper {
@@ -147,7 +138,7 @@ fn serve(
         succession::settle_in(&owner, &books, &data, orderly);
     }
     let estate = Arc::new(Estate::new(&data, owner, sockets));
-    let admin = tell(&gateway, booted.journal.clone(), serving, token, reloader);
+    let admin = tell(&gateway, &booted, serving, token, reloader);
 
     let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
     let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
@@ -169,6 +160,23 @@ fn open_books(booted: &mut Booted, pool: &Arc<Pool>, data: &Path) -> anyhow::Res
     let others = booted.fleet.clone().map(|node| -> Arc<dyn books::Fleet> { node });
     let live = books::Live::new(Arc::clone(&booted.store), Arc::clone(pool), booted.boot, others);
     Ok(Arc::new(Books::new(reader, Some(live))))
+}
+
+/// Whoever reads the config anew, and takes over what the fleet publishes.
+fn read_anew(
+    reloader: Reloader,
+    published: Option<Published>,
+    booted: &Booted,
+    data: &Path,
+) -> Arc<Reloader> {
+    let reloader = Arc::new(match published {
+        Some(published) => reloader.with_catalogue(published),
+        None => reloader,
+    });
+    if let Some(node) = &booted.fleet {
+        node.follow_catalogue(&reloader, data);
+    }
+    reloader
 }
 
 /// What runs beside the public service.
@@ -221,7 +229,7 @@ fn follow(gateway: &Gateway, notify: &Arc<Notify>, status: String) -> Live {
 /// What the admin port tells about.
 fn tell(
     gateway: &Gateway,
-    journal: Journal,
+    booted: &Booted,
     serving: Arc<AtomicBool>,
     token: Arc<str>,
     reloader: Option<Arc<Reloader>>,
@@ -231,12 +239,13 @@ fn tell(
         drain: Arc::clone(&gateway.drain),
         pool: Arc::clone(&gateway.pool),
         holds: Arc::clone(&gateway.holds),
-        journal,
+        journal: booted.journal.clone(),
         serving,
         bodies: Arc::clone(&gateway.bodies),
         books: Arc::clone(&gateway.books),
         token,
         reloader,
+        fleet: booted.fleet.clone(),
     }
 }
 

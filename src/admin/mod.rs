@@ -21,9 +21,11 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use subtle::ConstantTimeEq as _;
 
-use crate::books::{Books, Verb};
+use crate::books::{Books, BooksError, Verb};
 use crate::drain::Drain;
+use crate::fleet::Node;
 use crate::journal::Journal;
+use crate::ledger::LedgerError;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
@@ -46,6 +48,8 @@ pub struct Admin {
     pub token: Arc<str>,
     /// `None`: there is no config file.
     pub reloader: Option<Arc<Reloader>>,
+    /// `None`: there are no other nodes.
+    pub fleet: Option<Arc<Node>>,
 }
 
 /// Why something was not done.
@@ -66,7 +70,7 @@ pub fn router(admin: Admin) -> Router {
 
 async fn readyz(State(admin): State<Admin>) -> impl IntoResponse {
     match admin.unready() {
-        None => (StatusCode::OK, "ready\n".to_owned()),
+        None => (StatusCode::OK, format!("ready\n{}", admin.notices())),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }
 }
@@ -81,6 +85,10 @@ async fn books(
     let done = tokio::task::spawn_blocking(move || books.perform(verb)).await;
     match done {
         Ok(Ok(value)) => Ok(Json(value)),
+        Ok(Err(error @ BooksError::Ledger(LedgerError::Unreachable(_)))) => {
+            let why = format!("{error}. Calls go on; the books are read-only until it answers");
+            Err((StatusCode::SERVICE_UNAVAILABLE, why))
+        }
         Ok(Err(error)) => Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
         Err(error) => Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
     }
@@ -141,7 +149,11 @@ pub fn token(data: &Path, takes_over: bool) -> std::io::Result<Arc<str>> {
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     admin.observe();
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], admin.metrics.render())
+    let mut text = admin.metrics.render();
+    if let Some(fleet) = &admin.fleet {
+        text.push_str(&fleet.metrics());
+    }
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 
 impl Admin {
@@ -156,6 +168,12 @@ impl Admin {
             return Some("no upstream can be reached from this node");
         }
         self.holds.trouble()
+    }
+
+    /// What is not as it should be, a line each, although calls are wanted.
+    fn notices(&self) -> String {
+        let notices = self.fleet.iter().flat_map(|fleet| fleet.notices());
+        notices.map(|notice| format!("notice: {notice}\n")).collect()
     }
 
     /// Brings gauges that are read rather than counted up to date.

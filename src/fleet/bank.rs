@@ -2,9 +2,11 @@
 //!
 //! Pools are filled ahead of need (see `demand`). A smaller tranche is leased to this node alone for accounts that call
 //! here, for when Redis is away. It goes back when they have stopped, and at once when another node is short of it:
-//! out of memory first, then back to the ledger, then free for all.
+//! out of memory first, then back to the ledger, then free for all. Who asks for it waits until every node that has some
+//! has answered. Only then is it true that an account has no more; otherwise nobody can tell, and its caller may come
+//! back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,11 +14,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use filters::ids::AccountId;
 use filters::money::Amount;
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::demand::Demand;
 use super::epochs::Epochs;
 use super::{BEAT, CALLS_WAIT_MAX, Servers, every};
+use crate::entropy;
 use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
 use crate::ledger::postgres::{Leased, Postgres, Wanted};
@@ -27,10 +30,10 @@ use crate::store::{Embedded, Holds as _};
 
 /// Pools that may wait to be filled; one that finds no place is low again at its next hold.
 const FILLS_MAX: usize = 4096;
-/// Between two looks whether other nodes have given back what was asked of them.
-const GIVING: Duration = Duration::from_millis(50);
-/// The most of these looks.
-const GIVING_LOOKS: u32 = 8;
+/// How long other nodes may take to give back what was asked of them.
+const GIVING: Duration = Duration::from_secs(1);
+/// The longest that a call waits for its pool to be filled.
+const REFILL_MAX: Duration = Duration::from_secs(3);
 /// News that may wait.
 const NEWS_MAX: usize = 1024;
 /// A node's own tranche is no more than this part of what is free.
@@ -43,11 +46,16 @@ pub(super) struct Bank {
     demand: Demand,
     epochs: OnceLock<Arc<Epochs>>,
     fills: mpsc::Sender<(AccountId, Amount)>,
+    wants: mpsc::Sender<Want>,
     /// By account: one filling at a time, and how many there were.
     turns: Mutex<HashMap<AccountId, Arc<Turn>>>,
+    /// Nodes that have given back what was asked under a number.
+    given: broadcast::Sender<Given>,
+    /// Held while this node's own money goes out or back: who asks for it must not meet money on its way.
+    tranches: tokio::sync::Mutex<()>,
     own: Arc<Mutex<HashMap<AccountId, Own>>>,
     /// Pools for which something is leased that may not be in Redis yet, and how often that came to be.
-    uninstalled: Arc<Mutex<HashMap<AccountId, u64>>>,
+    uninstalled: Mutex<HashMap<AccountId, u64>>,
 }
 
 /// This node's own tranche of an account, by sums that only grow: an answer of the ledger that is lost loses no money.
@@ -61,6 +69,13 @@ struct Own {
     returned: Amount,
 }
 
+/// A boot has answered the asking of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Given {
+    number: u64,
+    boot: i64,
+}
+
 /// Who fills an account's pool.
 #[derive(Default)]
 struct Turn {
@@ -72,12 +87,23 @@ struct Turn {
     filled_here: AtomicU64,
 }
 
-/// Pools that are low.
-pub(super) type Fills = mpsc::Receiver<(AccountId, Amount)>;
+/// A call's pool is empty.
+struct Want {
+    account: AccountId,
+    need: Amount,
+    answer: oneshot::Sender<Refill>,
+}
+
+/// Pools that are low, and those that are empty.
+pub(super) struct Fills {
+    low: mpsc::Receiver<(AccountId, Amount)>,
+    empty: mpsc::Receiver<Want>,
+}
 
 impl Bank {
     pub(super) fn new(servers: Servers, boot: i64, local: Arc<Embedded>) -> (Self, Fills) {
         let (fills, low) = mpsc::channel(FILLS_MAX);
+        let (wants, empty) = mpsc::channel(FILLS_MAX);
         let bank = Self {
             servers,
             boot,
@@ -85,19 +111,27 @@ impl Bank {
             demand: Demand::default(),
             epochs: OnceLock::new(),
             fills,
+            wants,
             turns: Mutex::default(),
+            given: broadcast::Sender::new(NEWS_MAX),
+            tranches: tokio::sync::Mutex::default(),
             own: Arc::default(),
-            uninstalled: Arc::default(),
+            uninstalled: Mutex::default(),
         };
-        (bank, low)
+        (bank, Fills { low, empty })
     }
 
     pub(super) fn set_epochs(&self, epochs: Arc<Epochs>) {
         let _twice = self.epochs.set(epochs);
     }
 
-    /// Fills pools that are low.
-    pub(super) async fn fill(self: Arc<Self>, mut low: Fills) {
+    /// Fills pools.
+    pub(super) async fn fill(self: Arc<Self>, fills: Fills) {
+        let Fills { low, empty } = fills;
+        tokio::join!(Arc::clone(&self).fill_low(low), self.fill_empty(empty));
+    }
+
+    async fn fill_low(self: Arc<Self>, mut low: mpsc::Receiver<(AccountId, Amount)>) {
         while let Some((account, target)) = low.recv().await {
             if let Err(error) =
                 self.lease(account, Wanted { least: Amount::from_nano(1), most: target }).await
@@ -108,33 +142,40 @@ impl Bank {
         }
     }
 
-    /// Leases to the account's pool and installs it; what is there by now.
-    async fn lease(&self, account: AccountId, want: Wanted) -> Result<Leased, LeaseError> {
-        let shard = shard_of(account);
-        let epoch = self.epochs.get().map_or(0, |epochs| epochs.of(shard));
-        let pool = Pool { shard, epoch };
-        let (servers, uninstalled) = (self.servers.clone(), Arc::clone(&self.uninstalled));
-        let before = lock(&uninstalled).get(&account).copied();
-        let lease = async move {
-            let leased = async {
-                let leased = servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
-                servers.redis.install(account, pool, leased.total).await?;
-                Ok(leased)
-            };
-            let leased: Result<Leased, LeaseError> = leased.await;
-            let mut uninstalled = lock(&uninstalled);
-            match leased {
-                // One that failed meanwhile may have leased more than this one knows.
-                Ok(_) if uninstalled.get(&account).copied() == before => {
-                    uninstalled.remove(&account);
-                }
-                Ok(_) => {}
-                // Whoever leases next installs it, and this node does so soon.
-                Err(_) => *uninstalled.entry(account).or_default() += 1,
-            }
-            leased
+    /// On tasks of their own: a call that leaves, or waits no longer, takes none of it with it, and others have the
+    /// benefit.
+    async fn fill_empty(self: Arc<Self>, mut empty: mpsc::Receiver<Want>) {
+        while let Some(Want { account, need, answer }) = empty.recv().await {
+            let bank = Arc::clone(&self);
+            self.servers.runtime.spawn(async move {
+                let came = Box::pin(bank.refill_in_turn(account, need, &answer)).await;
+                let _gone = answer.send(came);
+            });
+        }
+    }
+
+    /// Leases to the account's pool and installs all of it, also what somebody else has leased and could not install.
+    /// What is there by now, and whether anything was added.
+    async fn lease(&self, account: AccountId, want: Wanted) -> Result<(Leased, bool), LeaseError> {
+        let pool = self.pool_of(account);
+        let before = lock(&self.uninstalled).get(&account).copied();
+        let leased = async {
+            let leased = self.servers.ask(move |ledger| ledger.lease_pool(account, pool, want)).await?;
+            let installed = self.servers.redis.install(account, pool, leased.total).await?;
+            Ok((leased, leased.added.is_positive() || installed.added.is_positive()))
         };
-        self.servers.soon(Box::pin(lease)).await
+        let leased: Result<(Leased, bool), LeaseError> = leased.await;
+        let mut uninstalled = lock(&self.uninstalled);
+        match &leased {
+            // One that failed meanwhile may have leased more than this one knows.
+            Ok(_) if uninstalled.get(&account).copied() == before => {
+                uninstalled.remove(&account);
+            }
+            Ok(_) => {}
+            // Whoever leases next installs it, and this node does so soon.
+            Err(_) => *uninstalled.entry(account).or_default() += 1,
+        }
+        leased
     }
 
     /// Installs what may have been leased and not installed.
@@ -151,23 +192,59 @@ impl Bank {
         }
     }
 
+    fn pool_of(&self, account: AccountId) -> Pool {
+        let shard = shard_of(account);
+        Pool { shard, epoch: self.epochs.get().map_or(0, |epochs| epochs.of(shard)) }
+    }
+
     fn turn(&self, account: AccountId) -> Arc<Turn> {
         let mut turns = lock(&self.turns);
         Arc::clone(turns.entry(account).or_default())
     }
 
-    /// Asks all nodes to give an account's money back, and gives back what is here.
-    async fn ask_back(&self, account: AccountId) {
-        let channel = self.servers.channel("recall");
-        if let Err(error) = self.servers.redis.publish(&channel, account.to_string().as_bytes()).await {
-            tracing::debug!(%error, "other nodes cannot be asked for an account's money");
-        }
+    /// Asks all nodes to keep no money of an account on their own, waits for those that have some, and gives back what
+    /// is here. Whether all that nobody has set aside is free by now.
+    async fn ask_back(&self, account: AccountId) -> bool {
         self.give_back(account).await;
+        let scattered = match self.servers.ask(move |ledger| ledger.scattered(account)).await {
+            Ok(scattered) => scattered,
+            Err(error) => {
+                tracing::debug!(%error, %account, "nobody knows where an account's money is");
+                return false;
+            }
+        };
+        let mut asked: HashSet<i64> = scattered.boots.into_iter().filter(|boot| *boot != self.boot).collect();
+        let mut given = self.given.subscribe();
+        #[expect(clippy::cast_possible_truncation, reason = "the random half of an id")]
+        let number = entropy::hold_id().0 as u64;
+        if let Err(error) = self.say("recall", &format!("{account} {number}")).await {
+            tracing::debug!(%error, "other nodes cannot be asked for an account's money");
+            return false;
+        }
+        let all = async {
+            while !asked.is_empty() {
+                match given.recv().await {
+                    Ok(given) if given.number == number => {
+                        asked.remove(&given.boot);
+                    }
+                    Ok(_) => {}
+                    // Some answers are lost: whether all have come is not known.
+                    Err(_) => return false,
+                }
+            }
+            true
+        };
+        tokio::time::timeout(GIVING, all).await.unwrap_or(false) && !scattered.frozen
+    }
+
+    async fn say(&self, channel: &str, text: &str) -> Result<(), RedisError> {
+        self.servers.redis.publish(&self.servers.channel(channel), text.as_bytes()).await
     }
 
     /// Gives back what this node has of an account: out of memory first.
     async fn give_back(&self, account: AccountId) {
         self.demand.no_tranche(account);
+        let _alone = self.tranches.lock().await;
         let free = self.local.available(account);
         if free.is_positive() && self.local.withdraw(account, free).is_ok() {
             let mut own = lock(&self.own);
@@ -199,27 +276,20 @@ impl Bank {
     /// Brings an account's money back to the ledger, from every place where nobody has set it aside.
     pub(super) async fn recall(&self, account: AccountId) {
         self.ask_back(account).await;
-        let shard = shard_of(account);
-        let Some(epoch) = self.epochs.get().map(|epochs| epochs.of(shard)) else { return };
-        let pool = Pool { shard, epoch };
-        // What was leased and never installed, since a node died in between, is recalled with the rest.
+        // Also what was leased and never came there.
         let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
-        if let Err(error) = self.lease(account, nothing).await {
-            tracing::debug!(%error, %account, "an account's pool cannot be installed");
-        }
-        match self.servers.redis.recall(account, pool, AMOUNT_MAX).await {
-            Ok(recalled) => {
-                let in_all = recalled.in_all;
-                if in_all.is_positive()
-                    && let Err(error) =
-                        self.servers.ask(move |ledger| ledger.return_pool(account, pool, in_all)).await
-                {
-                    tracing::warn!(%error, %account, "money that was recalled waits for the next recall");
-                }
+        let pool = self.pool_of(account);
+        let recalled = async {
+            self.lease(account, nothing).await?;
+            let in_all = self.servers.redis.recall(account, pool, AMOUNT_MAX).await?.in_all;
+            if in_all.is_positive() {
+                self.servers.ask(move |ledger| ledger.return_pool(account, pool, in_all)).await?;
             }
-            Err(error) => tracing::debug!(%error, %account, "an account's pool cannot be recalled"),
+            Ok::<(), LeaseError>(())
+        };
+        if let Err(error) = recalled.await {
+            tracing::warn!(%error, %account, "an account's pool cannot be recalled; the next recall tells what this one took");
         }
-        tokio::time::sleep(GIVING * 2).await;
     }
 
     /// Keeps this node's own tranches: for accounts that call here, and no longer.
@@ -237,6 +307,9 @@ impl Bank {
                 lock(&self.turns).remove(&account);
             }
             for caller in callers {
+                if self.local.is_handed_over() {
+                    break;
+                }
                 let have = self.local.available(caller.account);
                 if have.nano() < caller.local.nano() / 2 {
                     self.lease_local(caller.account, caller.local.less(have)).await;
@@ -253,6 +326,11 @@ impl Bank {
     }
 
     async fn lease_local(&self, account: AccountId, want: Amount) {
+        let _alone = self.tranches.lock().await;
+        // Somebody may have asked for it since.
+        if self.demand.is_short(account) {
+            return;
+        }
         let boot = self.boot;
         let leased = self
             .servers
@@ -276,6 +354,9 @@ impl Bank {
 
     /// Leases what a call needs that Redis cannot serve now.
     async fn refill_here_now(&self, account: AccountId, need: Amount) -> Refill {
+        if self.local.is_handed_over() {
+            return Refill::Unknown;
+        }
         let boot = self.boot;
         let wanted = Wanted { least: need, most: self.demand.wanted_here(account, need) };
         let (servers, own, local) = (self.servers.clone(), Arc::clone(&self.own), Arc::clone(&self.local));
@@ -294,18 +375,29 @@ impl Bank {
         }
     }
 
-    /// Gives back what other nodes are short of.
+    /// Hears other nodes: gives back what they are short of, and says so.
     pub(super) async fn hear(self: Arc<Self>) {
         let (news, mut heard) = mpsc::channel(NEWS_MAX);
-        let channels = [self.servers.channel("recall")];
+        let channels = ["recall", "given", "richer"].map(|name| self.servers.channel(name));
+        let [_, given, richer] = &channels;
         let redis = self.servers.redis.clone();
         let listen = redis.listen(&channels, news);
         let answer = async {
             while let Some(news) = heard.recv().await {
-                let News::Message { payload, .. } = news else { continue };
-                let account = std::str::from_utf8(&payload).ok().and_then(|text| text.parse().ok());
-                if let Some(account) = account {
-                    self.give_back(AccountId(account)).await;
+                let News::Message { channel, payload } = news else { continue };
+                let Some((first, number)) = pair(&payload) else { continue };
+                if channel == *given {
+                    // Nobody may be asking.
+                    let _nobody = self.given.send(Given { number, boot: first });
+                    continue;
+                }
+                if channel == *richer {
+                    self.demand.forget_poor(AccountId(first));
+                    continue;
+                }
+                self.give_back(AccountId(first)).await;
+                if let Err(error) = self.say("given", &format!("{} {number}", self.boot)).await {
+                    tracing::debug!(%error, "a node that asked for money is not told that it is back");
                 }
             }
         };
@@ -319,20 +411,23 @@ impl Bank {
         matches!(tokio::time::timeout(CALLS_WAIT_MAX, found).await, Ok(Ok(true)))
     }
 
-    /// An account may have more than before.
-    pub(super) fn forget_poor(&self, account: AccountId) {
+    /// An account may have more than before: no node remembers that it had nothing.
+    pub(super) async fn has_more(&self, account: AccountId) {
         self.demand.forget_poor(account);
+        if let Err(error) = self.say("richer", &format!("{account} 0")).await {
+            tracing::debug!(%error, %account, "other nodes find out within a second that an account has more");
+        }
     }
 
     async fn refill_now(&self, account: AccountId, need: Amount) -> Refill {
         let want = Wanted { least: need, most: self.demand.wanted(account, need) };
-        let mut looks = 0;
-        loop {
-            let leased = match self.lease(account, want).await {
+        let mut all_is_free = false;
+        for is_last in [false, true] {
+            let (leased, more) = match self.lease(account, want).await {
                 Ok(leased) => leased,
                 Err(LeaseError::Ledger(LedgerError::Stale) | LeaseError::Redis(RedisError::Stale(_))) => {
                     let renewed = match self.epochs.get() {
-                        Some(epochs) => self.renew_soon(epochs, shard_of(account)).await,
+                        Some(epochs) => epochs.renew(&[shard_of(account)]).await,
                         None => false,
                     };
                     return if renewed { Refill::More } else { Refill::Unknown };
@@ -345,28 +440,41 @@ impl Bank {
                     return Refill::Unknown;
                 }
             };
-            if leased.added.is_positive() {
+            if more || self.has(account, need).await {
                 return Refill::More;
             }
-            if !leased.elsewhere.is_positive() || looks == GIVING_LOOKS {
-                self.demand.is_poor(account, leased.free_left);
-                return Refill::Nothing { available: leased.free_left };
+            if is_last || !leased.elsewhere.is_positive() {
+                return if all_is_free || !leased.elsewhere.is_positive() {
+                    Refill::Nothing { available: leased.free_left }
+                } else {
+                    Refill::Unknown
+                };
             }
-            if looks == 0 {
-                self.ask_back(account).await;
-            }
-            looks += 1;
-            tokio::time::sleep(GIVING).await;
+            all_is_free = self.ask_back(account).await;
         }
+        Refill::Unknown
     }
-}
 
-#[async_trait]
-impl fleet::Bank for Bank {
-    async fn refill(&self, account: AccountId, need: Amount) -> Refill {
-        if let Some(available) = self.demand.poor(account) {
-            return Refill::Nothing { available };
+    /// Whether others have filled the pool meanwhile.
+    async fn has(&self, account: AccountId, need: Amount) -> bool {
+        let pool = self.servers.redis.pool(account, self.pool_of(account)).await;
+        pool.is_ok_and(|pool| pool.available >= need)
+    }
+
+    /// What is known without asking; `None`: it is to be asked.
+    fn known(&self, account: AccountId) -> Option<Refill> {
+        if self.servers.reach.why_not().is_some() || self.demand.unsure(account) {
+            return Some(Refill::Unknown);
         }
+        self.demand.poor(account).map(|available| Refill::Nothing { available })
+    }
+
+    async fn refill_in_turn(
+        &self,
+        account: AccountId,
+        need: Amount,
+        answer: &oneshot::Sender<Refill>,
+    ) -> Refill {
         let turn = self.turn(account);
         let before = turn.filled.load(Ordering::Acquire);
         let _mine = turn.lock.lock().await;
@@ -374,13 +482,46 @@ impl fleet::Bank for Bank {
         if turn.filled.load(Ordering::Acquire) != before {
             return Refill::More;
         }
-        if let Some(available) = self.demand.poor(account) {
-            return Refill::Nothing { available };
+        if let Some(known) = self.known(account) {
+            return known;
+        }
+        if answer.is_closed() {
+            return Refill::Unknown;
         }
         let came = Box::pin(self.refill_now(account, need)).await;
-        if came == Refill::More {
-            turn.filled.fetch_add(1, Ordering::AcqRel);
+        match came {
+            Refill::More => {
+                turn.filled.fetch_add(1, Ordering::AcqRel);
+            }
+            Refill::Nothing { available } => self.demand.is_poor(account, available),
+            Refill::Unknown => self.demand.is_unsure(account),
         }
+        came
+    }
+}
+
+#[async_trait]
+impl fleet::Bank for Bank {
+    async fn refill(&self, account: AccountId, need: Amount) -> Refill {
+        let came = match self.known(account) {
+            Some(known) => known,
+            None => {
+                let (answer, answered) = oneshot::channel();
+                match self.wants.try_send(Want { account, need, answer }) {
+                    Ok(()) => match tokio::time::timeout(REFILL_MAX, answered).await {
+                        Ok(Ok(came)) => came,
+                        Ok(Err(_)) | Err(_) => Refill::Unknown,
+                    },
+                    Err(_) => Refill::Unknown,
+                }
+            }
+        };
+        let word = match came {
+            Refill::More => "more",
+            Refill::Nothing { .. } => "nothing",
+            Refill::Unknown => "unknown",
+        };
+        self.servers.metrics.refills.with_label_values(&[word]).inc();
         came
     }
 
@@ -462,6 +603,12 @@ fn take_in(own: &Mutex<HashMap<AccountId, Own>>, local: &Embedded, account: Acco
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Two numbers, as they travel.
+fn pair(payload: &[u8]) -> Option<(i64, u64)> {
+    let (first, second) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
+    Some((first.parse().ok()?, second.parse().ok()?))
 }
 
 /// Why a pool was not filled.

@@ -15,6 +15,8 @@ use crate::clock;
 
 /// How long an account that has nothing more is not asked about again.
 const POOR: Duration = Duration::from_secs(1);
+/// How long an account of which nobody can tell is not asked about again.
+const UNSURE: Duration = Duration::from_millis(250);
 /// A pool is filled with what its account holds here in so long.
 const AHEAD: Duration = Duration::from_secs(60);
 /// And with so many times its largest hold of late.
@@ -44,6 +46,8 @@ struct Seen {
     before: Amount,
     largest: Amount,
     poor: Option<(Instant, Amount)>,
+    /// Until then nobody can tell what it has.
+    unsure: Option<Instant>,
     filling: bool,
     /// Until then this node keeps none of its own: others were short of it.
     no_tranche: Option<Instant>,
@@ -73,7 +77,7 @@ impl Demand {
         })
     }
 
-    /// Money of this node's own was spent.
+    /// Money of this node's own was spent, or wanted.
     pub(super) fn spent_here(&self, account: AccountId, amount: Amount) {
         let now = clock::now();
         self.lock().entry(account).or_insert_with(|| Seen::new(now)).note(now, amount);
@@ -113,10 +117,23 @@ impl Demand {
         self.lock().get(&account)?.poor.filter(|(until, _)| now < *until).map(|(_, available)| available)
     }
 
+    /// Nobody can tell what the account has.
+    pub(super) fn is_unsure(&self, account: AccountId) {
+        if let Some(seen) = self.lock().get_mut(&account) {
+            seen.unsure = Some(clock::now() + UNSURE);
+        }
+    }
+
+    /// Whether that was so a moment ago.
+    pub(super) fn unsure(&self, account: AccountId) -> bool {
+        let now = clock::now();
+        self.lock().get(&account).is_some_and(|seen| seen.unsure.is_some_and(|until| now < until))
+    }
+
     /// The account may have more now.
     pub(super) fn forget_poor(&self, account: AccountId) {
         if let Some(seen) = self.lock().get_mut(&account) {
-            seen.poor = None;
+            (seen.poor, seen.unsure) = (None, None);
         }
     }
 
@@ -125,6 +142,12 @@ impl Demand {
         if let Some(seen) = self.lock().get_mut(&account) {
             seen.no_tranche = Some(clock::now() + SHORT);
         }
+    }
+
+    /// Whether others were short of this account's money a moment ago.
+    pub(super) fn is_short(&self, account: AccountId) -> bool {
+        let now = clock::now();
+        self.lock().get(&account).is_some_and(|seen| seen.no_tranche.is_some_and(|until| now < until))
     }
 
     /// The accounts that call here; and those that have stopped, which are forgotten.
@@ -158,6 +181,7 @@ impl Seen {
             before: Amount::ZERO,
             largest: Amount::ZERO,
             poor: None,
+            unsure: None,
             filling: false,
             no_tranche: None,
         }

@@ -15,6 +15,7 @@ pub(super) async fn report(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epoc
     loop {
         tick.tick().await;
         let Ok(pools) = servers.ask(move |ledger| ledger.to_report(boot)).await else { continue };
+        servers.metrics.frozen_pools.set(i64::try_from(pools.len()).unwrap_or(i64::MAX));
         if pools.is_empty() {
             continue;
         }

@@ -15,6 +15,7 @@ pub mod health;
 mod kept;
 pub mod keys;
 mod outbox;
+mod reach;
 mod reaper;
 pub mod reconcile;
 
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use filters::ids::AccountId;
+use filters::money::Amount;
 use tokio::runtime::{Handle, Runtime};
 use tokio::time::MissedTickBehavior;
 
@@ -34,19 +36,23 @@ use crate::config::{checked, parse_catalogue};
 use crate::journal::Journal;
 use crate::ledger::postgres::Postgres;
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::ops::metrics::FleetMetrics;
 use crate::pool::Pool;
 use crate::reload::{Reloader, variable};
-use crate::store::redis::Redis;
-use crate::store::{Embedded, fleet};
+use crate::store::redis::{Redis, SHARDS, shard_of};
+use crate::store::{Embedded, Holds as _, fleet};
 
 use bank::Bank;
 use catalogue::{Catalogues, Published};
 use epochs::Epochs;
 use health::Health;
 use keys::Keys;
+use reach::Reach;
 
 /// How often Redis is told which calls run, and the ledger that this node lives.
 const BEAT: Duration = Duration::from_secs(1);
+/// How long the ledger may be silent before nobody waits for it any more.
+const SILENCE: Duration = Duration::from_secs(3);
 /// How often the ledger's partitions are made ahead and its balances written down; both do nothing twice a day.
 const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 /// How long the process that leaves waits for Redis to take the last ends. The journal and the ledger have them.
@@ -62,17 +68,20 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Servers {
     pub redis: Redis,
     pub ledger: Postgres,
+    pub metrics: Arc<FleetMetrics>,
     prefix: String,
     slot_lease: Duration,
     runtime: Handle,
     /// Calls do not ask the ledger before this.
     ledger_away: Arc<Mutex<Option<Instant>>>,
+    reach: Arc<Reach>,
 }
 
 /// The parts of a running node.
 pub struct Node {
     pub servers: Servers,
     pub store: Arc<fleet::Fleet>,
+    local: Arc<Embedded>,
     bank: Arc<Bank>,
     epochs: Arc<Epochs>,
     keys: OnceLock<Arc<Keys>>,
@@ -139,10 +148,12 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
     let servers = Servers {
         redis: Redis::new(&config.redis)?,
         ledger: Postgres::new(&config.postgres)?,
+        metrics: Arc::new(FleetMetrics::new()?),
         prefix: config.redis.prefix.clone(),
         slot_lease: config.slot_lease,
         runtime: runtime.handle().clone(),
         ledger_away: Arc::default(),
+        reach: Arc::new(Reach::new()),
     };
     Ok((servers, runtime))
 }
@@ -163,7 +174,15 @@ impl Node {
         let (bank, low) = Bank::new(servers.clone(), boot, Arc::clone(&local));
         let bank = Arc::new(bank);
         let as_bank: Arc<dyn fleet::Bank> = Arc::<Bank>::clone(&bank);
-        let (store, ends) = fleet::Fleet::new(servers.redis.clone(), local, journal, as_bank, boot, open_max);
+        let parts = fleet::Parts {
+            redis: servers.redis.clone(),
+            local: Arc::clone(&local),
+            journal,
+            bank: as_bank,
+            metrics: Arc::clone(&servers.metrics),
+            boot,
+        };
+        let (store, ends) = fleet::Fleet::new(parts, open_max);
         store.set_slot_lease(servers.slot_lease);
         let store = Arc::new(store);
         let epochs = Arc::new(Epochs::new(servers.clone(), boot, Arc::clone(&store)));
@@ -179,8 +198,19 @@ impl Node {
             boot,
         };
         store.set_registered(later.is_none());
+        if later.is_some() {
+            servers.reach.is_silent("it has not answered since the start".to_owned());
+        }
         runtime.spawn(tasks.start(later, low));
-        Self { servers, store, bank, epochs, keys: OnceLock::new(), runtime: Mutex::new(Some(runtime)) }
+        Self {
+            servers,
+            store,
+            local,
+            bank,
+            epochs,
+            keys: OnceLock::new(),
+            runtime: Mutex::new(Some(runtime)),
+        }
     }
 
     /// Shares keys, and what is seen of upstreams, with the other nodes. `folder` keeps what a cold start needs.
@@ -192,6 +222,41 @@ impl Node {
         let followed = Arc::clone(self.keys.get_or_init(|| keys));
         runtime.spawn(async move { followed.run().await });
         runtime.spawn(async move { health.run().await });
+    }
+
+    /// What an operator should know although calls are served.
+    #[must_use]
+    pub fn notices(&self) -> Vec<String> {
+        let mut notices = vec![];
+        if let Some(why) = self.servers.reach.why_not() {
+            notices.push(format!(
+                "the ledger does not answer ({why}): calls go on with what is leased, the books are read-only"
+            ));
+        }
+        let refused = self.refused_shards();
+        if refused > 0 {
+            notices.push(format!(
+                "redis does not answer for {refused} of {SHARDS} shards: their accounts are served with money of this node"
+            ));
+        }
+        notices
+    }
+
+    /// Everything that this node sees of its servers, in Prometheus' text format.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        let metrics = &self.servers.metrics;
+        metrics.redis_refused.set(self.refused_shards());
+        metrics.local_nano.set(self.local.free().nano());
+        metrics.unbooked_nano.set(self.store.unbooked().nano());
+        metrics.ledger_reachable.set(i64::from(self.servers.reach.why_not().is_none()));
+        metrics.heartbeat_age.set(self.servers.reach.age().as_secs_f64());
+        metrics.render()
+    }
+
+    fn refused_shards(&self) -> i64 {
+        let refused = (0..SHARDS).filter(|shard| self.servers.redis.is_shard_open(*shard));
+        i64::try_from(refused.count()).unwrap_or_default()
     }
 
     /// The catalogue to begin with, for a node whose file names none: the published one, or where that cannot be used
@@ -263,7 +328,23 @@ impl Fleet for Node {
     }
 
     fn balance_changed(&self, account: AccountId) {
-        self.bank.forget_poor(account);
+        self.servers.runtime.block_on(self.bank.has_more(account));
+    }
+
+    fn why_read_only(&self) -> Option<String> {
+        self.servers.reach.why_not()
+    }
+
+    fn available(&self, account: AccountId) -> Amount {
+        let here = self.local.available(account);
+        let shard = shard_of(account);
+        let pool = crate::journal::Pool { shard, epoch: self.epochs.of(shard) };
+        let elsewhere = async {
+            let free = self.servers.ask(move |ledger| ledger.free(account)).await.unwrap_or_default();
+            let pool = self.servers.redis.pool(account, pool).await.map(|pool| pool.available);
+            free.checked_add(pool.unwrap_or_default()).unwrap_or(Amount::MAX)
+        };
+        self.servers.runtime.block_on(elsewhere).checked_add(here).unwrap_or(Amount::MAX)
     }
 }
 
@@ -309,11 +390,13 @@ async fn register(servers: &Servers, registration: &Registration) {
         let done = servers.runtime.spawn_blocking(move || registration.register(&ledger)).await;
         match done {
             Ok(Ok(())) => {
+                servers.reach.answered();
                 tracing::info!("the ledger answers: this node serves everything from now on");
                 return;
             }
             Ok(Err(error)) => {
                 let said = format!("{error:#}");
+                servers.reach.is_silent(said.clone());
                 if said != told {
                     tracing::warn!("this node cannot be made known to the ledger yet: {said}");
                     told = said;
@@ -329,9 +412,10 @@ async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
     let mut tick = every(BEAT);
     loop {
         tick.tick().await;
-        match servers.ask(move |ledger| ledger.heartbeat(boot, clock::unix_ms())).await {
-            Ok(()) => {}
-            Err(LedgerError::BootOver(boot)) => {
+        let beaten = servers.ask(move |ledger| ledger.heartbeat(boot, clock::unix_ms()));
+        match tokio::time::timeout(SILENCE, beaten).await {
+            Ok(Ok(())) => servers.reach.answered(),
+            Ok(Err(LedgerError::BootOver(boot))) => {
                 tracing::error!(
                     boot,
                     "the ledger has given this node up: nothing is admitted any more; start it anew"
@@ -339,7 +423,8 @@ async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
                 store.give_up();
                 return;
             }
-            Err(error) => tracing::warn!(%error, "the ledger cannot be told that this node lives"),
+            Ok(Err(error)) => servers.reach.is_silent(error.to_string()),
+            Err(_) => servers.reach.is_silent(format!("no answer in {SILENCE:?}")),
         }
     }
 }

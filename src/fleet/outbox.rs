@@ -14,6 +14,8 @@ use crate::store::redis::{End, Outgoing, SHARDS};
 
 /// How often the outboxes are read: a node posts from its journal much sooner.
 const READ: Duration = Duration::from_secs(2);
+/// Rounds between two looks at how much waits in all.
+const COUNT: u32 = 5;
 /// The most of a shard at a time.
 const AT_ONCE: u32 = 256;
 /// What another node has read and not acknowledged for so long is read by this one: it is gone, or its ledger is slow, and
@@ -24,8 +26,13 @@ pub(super) async fn post(servers: Servers, boot: i64) {
     let shards: Vec<u16> = (0..SHARDS).collect();
     let consumer = format!("boot-{boot}");
     let mut tick = every(READ);
-    loop {
+    for round in 0_u32.. {
         tick.tick().await;
+        if round % COUNT == 0
+            && let Ok(length) = servers.redis.outbox_length().await
+        {
+            servers.metrics.outbox.set(i64::try_from(length).unwrap_or(i64::MAX));
+        }
         let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE).await {
             Ok(read) if read.is_empty() => continue,
             Ok(read) => read,

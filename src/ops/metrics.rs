@@ -67,6 +67,31 @@ pub struct Metrics {
     pub config: ConfigMetrics,
 }
 
+/// What a node of a fleet sees of the servers that it shares. The node makes them; one that is alone has none.
+pub struct FleetMetrics {
+    registry: Registry,
+    /// Shards that no call is sent to.
+    pub redis_refused: IntGauge,
+    /// How long Redis took for what calls need.
+    pub redis_seconds: HistogramVec,
+    /// Verbs on pools of another incarnation of Redis.
+    pub redis_stale: IntCounter,
+    /// Refills that calls waited for, by result.
+    pub refills: IntCounterVec,
+    /// This node's own money.
+    pub local_nano: IntGauge,
+    /// Epochs that this node reports on.
+    pub frozen_pools: IntGauge,
+    /// Ended holds in Redis that nobody has acknowledged.
+    pub outbox: IntGauge,
+    /// Charges on pools that the ledger does not have.
+    pub unbooked_nano: IntGauge,
+    /// Whether the ledger answers.
+    pub ledger_reachable: IntGauge,
+    /// Since the ledger was last told that this node lives.
+    pub heartbeat_age: Gauge,
+}
+
 /// What became of the config file.
 pub struct ConfigMetrics {
     /// Readings of the file in the running process, by result.
@@ -187,10 +212,74 @@ impl Metrics {
     /// Everything in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
-        let mut out = vec![];
-        // Writing to memory fails only on a metric without samples, which then is left out.
-        let _incomplete = TextEncoder::new().encode(&self.registry.gather(), &mut out);
-        String::from_utf8(out).unwrap_or_default()
+        render(&self.registry)
+    }
+}
+
+fn render(registry: &Registry) -> String {
+    let mut out = vec![];
+    // Writing to memory fails only on a metric without samples, which then is left out.
+    let _incomplete = TextEncoder::new().encode(&registry.gather(), &mut out);
+    String::from_utf8(out).unwrap_or_default()
+}
+
+impl FleetMetrics {
+    /// Registers everything.
+    ///
+    /// # Errors
+    /// When a name is declared twice; a fault of ours that a test would show.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let r = &registry;
+        let heartbeat_age = "Since the ledger was last told that this node lives.";
+        Ok(Self {
+            redis_refused: gauge(
+                r,
+                "redis_shards_refused",
+                "Shards, of 256, that no call is sent to: the breaker of their Redis is open.",
+            )?,
+            redis_seconds: histograms(r, "redis_seconds", "How long Redis took to answer.", &["verb"])?,
+            redis_stale: counter(
+                r,
+                "redis_stale_total",
+                "Verbs that Redis refused since another process answers, or it has lost its memory.",
+            )?,
+            refills: counters(
+                r,
+                "refills_total",
+                "Refills of pools that calls waited for: `more`, `nothing`, or `unknown` when nobody could tell.",
+                &["result"],
+            )?,
+            local_nano: gauge(
+                r,
+                "local_tranche_nano_dollars",
+                "Nano-dollars that this node alone may spend, for when Redis is away.",
+            )?,
+            frozen_pools: gauge(
+                r,
+                "frozen_pools",
+                "Shards' epochs whose Redis is gone and whose money is not all free again.",
+            )?,
+            outbox: gauge(r, "outbox_length", "Ended holds in Redis that nobody has acknowledged yet.")?,
+            unbooked_nano: gauge(
+                r,
+                "unbooked_nano_dollars",
+                "Nano-dollars that were charged on pools and are not known to be booked.",
+            )?,
+            ledger_reachable: gauge(
+                r,
+                "ledger_reachable",
+                "Whether the ledger answers. While it does not, calls go on and the books are read-only.",
+            )?,
+            heartbeat_age: register(r, Gauge::new("tollgate_heartbeat_age_seconds", heartbeat_age)?)?,
+            registry,
+        })
+    }
+
+    /// As [`Metrics::render`].
+    #[must_use]
+    pub fn render(&self) -> String {
+        render(&self.registry)
     }
 }
 
@@ -283,5 +372,13 @@ mod tests {
         let text = metrics.render();
         assert!(text.contains("tollgate_requests_total{status=\"200\",surface=\"chat\"} 1"));
         assert!(text.lines().filter(|l| l.starts_with("# HELP")).count() > 5);
+        let fleet = FleetMetrics::new().unwrap().render();
+        let names = |text: &str| -> Vec<String> {
+            text.lines()
+                .filter_map(|l| Some(l.strip_prefix("# HELP ")?.split(' ').next()?.to_owned()))
+                .collect()
+        };
+        let all = names(&text);
+        assert!(names(&fleet).iter().all(|name| !all.contains(name)), "a page has each name once");
     }
 }

@@ -15,6 +15,8 @@ use crate::pool::keys::Principal;
 const BOOKED_LATER: Duration = Duration::from_millis(50);
 /// How often to look for a call that is not booked yet.
 const LOOKS: u32 = 10;
+/// When a caller may ask again for what the ledger could not answer.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// Nano-dollars per dollar, for numbers that are shown and never computed with.
 const NANO_PER_USD: f64 = 1e9;
 
@@ -28,7 +30,7 @@ impl Gateway {
                 "total_credits": usd(credits.balance_nano.saturating_add(credits.used_nano)),
                 "total_usage": usd(credits.used_nano),
                 "balance_nano": credits.balance_nano,
-                "available_nano": self.holds.available(account).nano(),
+                "available_nano": credits.available_nano.unwrap_or_else(|| self.holds.available(account).nano()),
             }
         }))
     }
@@ -59,8 +61,8 @@ impl Gateway {
     ) -> Result<T, Rejection> {
         let books = Arc::clone(&self.books);
         let unavailable = |context: String| {
-            let message = "The books cannot be read right now.";
-            Rejection::new(Reason::StoreUnavailable, message).context(context)
+            let message = "The ledger cannot be asked right now.";
+            Rejection::new(Reason::StoreUnavailable, message).retry_after(ASK_AGAIN).context(context)
         };
         match tokio::task::spawn_blocking(move || ask(&books)).await {
             Ok(Ok(answer)) => Ok(answer),

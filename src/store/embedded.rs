@@ -95,6 +95,21 @@ impl Embedded {
         purses.iter().filter_map(take).collect()
     }
 
+    /// What is free in all purses together.
+    #[must_use]
+    pub fn free(&self) -> Amount {
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let free =
+            purses.values().map(|purse| purse.lock().unwrap_or_else(PoisonError::into_inner).available());
+        free.fold(Amount::ZERO, |sum, free| sum.checked_add(free).unwrap_or(Amount::MAX))
+    }
+
+    /// Whether another process takes over: nothing is leased for this one any more.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        self.inner.handed_over.load(Ordering::Acquire)
+    }
+
     /// How limits stand, for a process that takes over; `of` these accounts, or of all.
     #[must_use]
     pub fn carried(&self, of: Option<&HashSet<AccountId>>) -> Vec<(AccountId, Carried)> {

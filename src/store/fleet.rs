@@ -2,8 +2,9 @@
 //!
 //! A call costs one round trip to Redis before it is forwarded; what follows its end is not waited for, because the
 //! journal has it by then. When Redis is away or slow, calls go on with money that this node alone has leased
-//! ([`Embedded`]), under limits of this node alone. Who finds none of it there is told to come back, never that there
-//! is no money: nobody knows that then.
+//! ([`Embedded`]), under limits of this node alone. Who finds none of it there waits a moment, since a Redis that
+//! restarts or fails over is soon back, and is then told to come back; never that there is no money: nobody knows that
+//! then.
 //!
 //! An admission whose answer is lost may have happened. Its id is given up, for good, and voided as soon as Redis
 //! answers; the call goes on under a new one.
@@ -15,7 +16,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use crossbeam_queue::ArrayQueue;
@@ -30,6 +31,7 @@ use super::embedded::Embedded;
 use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
 use super::redis::{Admission, Ended, Redis, RedisDeny, RedisError, SHARDS, Touch, UnknownBudget, shard_of};
 use crate::journal::{Hold, Journal, OpenHold, Pool, Settled};
+use crate::ops::metrics::FleetMetrics;
 use crate::{clock, entropy};
 
 /// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left. Until
@@ -40,16 +42,20 @@ const SLOT_LEASE: Duration = Duration::from_secs(10);
 const TRIES_MAX: usize = 16;
 /// The most times that one admission asks for money of this node's own: other calls may take it each time.
 const TRIES_HERE_MAX: usize = 4;
-/// How long a call that has no other money waits for Redis to answer again, and how often it looks. A server that is
-/// only slow is probed every 100 ms.
-const COMES_BACK_MAX: Duration = Duration::from_millis(400);
-const COMES_BACK_LOOK: Duration = Duration::from_millis(20);
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Ends that are on their way to Redis at once.
 const ENDING_AT_ONCE: usize = 256;
 /// Admissions without an answer that wait to be voided: a breaker opens after the first of them.
 const VOIDS_MAX: usize = 4096;
+/// How long a call waits for a Redis that has just gone, before it is told to come back.
+const OUTAGE_PATIENCE: Duration = Duration::from_secs(2);
+/// A Redis that is away for longer is not waited for.
+const OUTAGE_NEW: Duration = Duration::from_secs(5);
+/// Calls that wait for it at once.
+const OUTAGE_WAITING_MAX: usize = 1024;
+/// The first pause of such a call; each is twice the one before.
+const OUTAGE_PAUSE: Duration = Duration::from_millis(25);
 /// How long an end that Redis did not take waits.
 const END_AGAIN: Duration = Duration::from_millis(200);
 
@@ -65,7 +71,7 @@ pub trait Bank: Send + Sync {
     /// A hold was placed, and so much is left in its pool. Must not wait.
     fn spent(&self, account: AccountId, amount: Amount, available: Amount);
 
-    /// Money of this node's own was spent. Must not wait.
+    /// Money of this node's own was spent, or wanted and not there. Must not wait.
     fn spent_here(&self, account: AccountId, amount: Amount);
 
     /// Another process answers for the shard. Resolves when its epoch is known, or cannot be. Whether it is.
@@ -94,11 +100,23 @@ pub struct Fleet {
     inner: Arc<Inner>,
 }
 
+/// What a node's store works with.
+pub struct Parts {
+    pub redis: Redis,
+    /// What this node alone has leased.
+    pub local: Arc<Embedded>,
+    pub journal: Journal,
+    pub bank: Arc<dyn Bank>,
+    pub metrics: Arc<FleetMetrics>,
+    pub boot: i64,
+}
+
 struct Inner {
     redis: Redis,
     local: Arc<Embedded>,
     journal: Journal,
     bank: Arc<dyn Bank>,
+    metrics: Arc<FleetMetrics>,
     boot: i64,
     state: Mutex<State>,
     /// Holds in pools.
@@ -111,6 +129,10 @@ struct Inner {
     unended: AtomicUsize,
     /// The ledger has given this boot up: its money is somebody else's.
     given_up: AtomicBool,
+    /// Since when no call has found money in a pool that could be asked.
+    away: Mutex<Option<Instant>>,
+    /// Calls that wait for that to be over.
+    waiting: AtomicUsize,
     /// The ledger knows this boot.
     registered: AtomicBool,
     slot_lease_ms: AtomicU64,
@@ -160,17 +182,11 @@ enum Tried {
 }
 
 impl Fleet {
-    /// A store in pools, with `local` beside it. At most `open_max` holds are open. Its ends go out as long as
+    /// A store in pools, with this node's own money beside them. At most `open_max` holds are open. Its ends go out as long as
     /// [`Ends::run`] does.
     #[must_use]
-    pub fn new(
-        redis: Redis,
-        local: Arc<Embedded>,
-        journal: Journal,
-        bank: Arc<dyn Bank>,
-        boot: i64,
-        open_max: usize,
-    ) -> (Self, Ends) {
+    pub fn new(parts: Parts, open_max: usize) -> (Self, Ends) {
+        let Parts { redis, local, journal, bank, metrics, boot } = parts;
         let (ending, ends) = mpsc::channel(open_max.saturating_add(VOIDS_MAX));
         let state = State { epochs: vec![0; usize::from(SHARDS)], ..State::default() };
         let inner = Arc::new(Inner {
@@ -178,6 +194,7 @@ impl Fleet {
             local,
             journal,
             bank,
+            metrics,
             boot,
             state: Mutex::new(state),
             open: AtomicUsize::new(0),
@@ -186,6 +203,8 @@ impl Fleet {
             ending,
             unended: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
+            away: Mutex::default(),
+            waiting: AtomicUsize::new(0),
             registered: AtomicBool::new(false),
             slot_lease_ms: AtomicU64::new(0),
         });
@@ -225,6 +244,16 @@ impl Fleet {
             }
         }
         sums.into_iter().map(|(pool, accounts)| (pool, accounts.into_iter().collect())).collect()
+    }
+
+    /// Charges on pools that are not known to be booked.
+    #[must_use]
+    pub fn unbooked(&self) -> Amount {
+        let state = self.inner.lock();
+        state
+            .unbooked
+            .values()
+            .fold(Amount::ZERO, |sum, one| sum.checked_add(one.charged).unwrap_or(Amount::MAX))
     }
 
     /// The ledger has these.
@@ -314,12 +343,14 @@ impl Holds for Fleet {
         if inner.journal.unposted() > UNBOOKED_MAX {
             return Err(Deny::Overloaded);
         }
-        let placed = inner.admit_once(admit.clone()).await;
-        // One answer that was late closes Redis to all for a moment: who finds nothing here waits for that long.
-        if matches!(placed, Err(Deny::Unavailable)) && inner.comes_back(shard_of(admit.account)).await {
-            return inner.admit_once(Admit { hold: entropy::hold_id(), ..admit }).await;
+        let mut wait = Wait::new(inner);
+        loop {
+            match inner.admit_somewhere(&admit).await {
+                // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment.
+                Err(Deny::Unavailable) if wait.again().await => {}
+                admitted => return admitted,
+            }
         }
-        placed
     }
 
     fn touch(&self, ticket: &Ticket, cost: Amount) {
@@ -393,13 +424,16 @@ impl Inner {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// In a pool, or else with money of this node's own.
-    async fn admit_once(self: &Arc<Self>, admit: Admit) -> Result<Ticket, Deny> {
+    /// In a pool, or with money of this node's own.
+    async fn admit_somewhere(self: &Arc<Self>, admit: &Admit) -> Result<Ticket, Deny> {
         if !self.take_place() {
             return Err(Deny::Overloaded);
         }
-        match Box::pin(self.admit_in_pool(&admit)).await {
-            Tried::Placed(ticket) => return Ok(ticket),
+        match Box::pin(self.admit_in_pool(admit)).await {
+            Tried::Placed(ticket) => {
+                self.is_back();
+                return Ok(ticket);
+            }
             Tried::Denied(deny) => {
                 self.leave_place();
                 return Err(deny);
@@ -409,14 +443,35 @@ impl Inner {
         Box::pin(self.admit_here(admit)).await
     }
 
-    /// Waits until Redis can be asked, for as long as a call may wait for it. Whether it can.
-    async fn comes_back(&self, shard: u16) -> bool {
-        let open = async {
-            while self.redis.is_shard_open(shard) {
-                tokio::time::sleep(COMES_BACK_LOOK).await;
+    /// With money of this node's own, and with what the ledger has where that is too little.
+    async fn admit_here(&self, admit: &Admit) -> Result<Ticket, Deny> {
+        let (account, amount) = (admit.account, admit.amount);
+        for _ in 0..TRIES_HERE_MAX {
+            // The id may be in Redis by now.
+            let placed = self.local.admit(Admit { hold: entropy::hold_id(), ..admit.clone() }).await;
+            match placed {
+                Ok(_) => self.bank.spent_here(account, amount),
+                Err(Deny::Funds { .. }) => match self.bank.refill_here(account, amount).await {
+                    Refill::More => continue,
+                    // Others may have it.
+                    Refill::Nothing { .. } | Refill::Unknown => return Err(Deny::Unavailable),
+                },
+                Err(_) => {}
             }
-        };
-        tokio::time::timeout(COMES_BACK_MAX, open).await.is_ok()
+            return placed;
+        }
+        Err(Deny::Unavailable)
+    }
+
+    fn is_back(&self) {
+        *self.away.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether pools can be asked, or could be a moment ago.
+    fn is_away_for_long(&self) -> bool {
+        let now = clock::now();
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        now.saturating_duration_since(*away.get_or_insert(now)) > OUTAGE_NEW
     }
 
     async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {
@@ -440,7 +495,10 @@ impl Inner {
                 tokens: admit.tokens,
                 lifetime: self.slot_lease(),
             };
-            match self.redis.admit(&admission).await {
+            let asked_at = clock::now();
+            let answer = self.redis.admit(&admission).await;
+            self.took("admit", asked_at);
+            match answer {
                 Ok(admitted) => {
                     self.bank.spent(admit.account, admit.amount, admitted.available);
                     return self.write_down(asked, hold, admitted.standings).await;
@@ -461,26 +519,6 @@ impl Inner {
         Tried::Denied(Deny::Overloaded)
     }
 
-    /// With money of this node's own, and with what the ledger has where that is too little.
-    async fn admit_here(&self, admit: Admit) -> Result<Ticket, Deny> {
-        let (account, amount) = (admit.account, admit.amount);
-        for _ in 0..TRIES_HERE_MAX {
-            // The id may be in Redis by now.
-            let placed = self.local.admit(Admit { hold: entropy::hold_id(), ..admit.clone() }).await;
-            match placed {
-                Ok(_) => self.bank.spent_here(account, amount),
-                Err(Deny::Funds { .. }) => match self.bank.refill_here(account, amount).await {
-                    Refill::More => continue,
-                    // Others may have it.
-                    Refill::Nothing { .. } | Refill::Unknown => return Err(Deny::Unavailable),
-                },
-                Err(_) => {}
-            }
-            return placed;
-        }
-        Err(Deny::Unavailable)
-    }
-
     /// What a denial means for the call; `None`: it is to ask again.
     async fn give_in(&self, admit: &Admit, shard: u16, deny: RedisDeny) -> Option<Tried> {
         let again = match deny {
@@ -492,7 +530,10 @@ impl Inner {
                 }
                 Refill::Unknown => false,
             },
-            RedisDeny::Stale(_) => self.bank.renew(shard).await,
+            RedisDeny::Stale(_) => {
+                self.metrics.redis_stale.inc();
+                self.bank.renew(shard).await
+            }
             RedisDeny::BudgetUnknown(unknown) => {
                 if !self.bank.restore(admit.account, &unknown).await {
                     return Some(Tried::Denied(Deny::Unavailable));
@@ -597,6 +638,11 @@ impl Inner {
         Arc::new(settled)
     }
 
+    fn took(&self, verb: &str, since: Instant) {
+        let took = clock::now().saturating_duration_since(since);
+        self.metrics.redis_seconds.with_label_values(&[verb]).observe(took.as_secs_f64());
+    }
+
     fn pool_of(&self, hold: &OpenHold) -> Pool {
         hold.hold.pool.unwrap_or_else(|| Pool { shard: shard_of(hold.account()), epoch: 0 })
     }
@@ -625,6 +671,48 @@ impl Abandon for Inner {
     fn abandon(&self, hold: &Arc<OpenHold>) {
         // Its place is free: every open hold has one.
         let _full = self.abandoned.push(Arc::clone(hold));
+    }
+}
+
+/// How long one call waits for a Redis that has just gone.
+struct Wait<'a> {
+    inner: &'a Inner,
+    end: Option<Instant>,
+    pause: Duration,
+}
+
+impl<'a> Wait<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        Self { inner, end: None, pause: OUTAGE_PAUSE }
+    }
+
+    /// Waits a little; whether the call should try again.
+    async fn again(&mut self) -> bool {
+        let now = clock::now();
+        if self.end.is_none() {
+            let room = |waiting| (waiting < OUTAGE_WAITING_MAX).then_some(waiting + 1);
+            if self.inner.is_away_for_long()
+                || !self.inner.journal.is_writable()
+                || self.inner.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err()
+            {
+                return false;
+            }
+        }
+        let end = *self.end.get_or_insert(now + OUTAGE_PATIENCE);
+        if now >= end {
+            return false;
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause *= 2;
+        true
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.end.is_some() {
+            self.inner.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -695,12 +783,18 @@ impl Ends {
 
 async fn tell(inner: Arc<Inner>, end: End) {
     loop {
+        let asked_at = clock::now();
         let (pool, told) = match &end {
             End::Settled(settled, pool) => (*pool, inner.redis.settle(*pool, settled).await),
             End::Void(account, hold, pool) => (*pool, inner.redis.void(*account, *pool, *hold).await),
         };
+        inner.took("settle", asked_at);
         match told {
-            Ok(_) | Err(RedisError::Stale(_) | RedisError::NoSuch) => return,
+            Err(RedisError::Stale(_)) => {
+                inner.metrics.redis_stale.inc();
+                return;
+            }
+            Ok(_) | Err(RedisError::NoSuch) => return,
             Err(RedisError::Refused(error)) => {
                 tracing::error!(error, shard = pool.shard, "redis refuses the end of a hold");
             }

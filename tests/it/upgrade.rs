@@ -16,22 +16,22 @@ use super::support::{Call, Caller, Gateway, KEY, Setup, script, stream_request, 
 use tollgate::mock::Script;
 
 /// What a whole scripted call costs (10 and 5 tokens).
-const WHOLE_NANO: i64 = 75_000;
+pub const WHOLE_NANO: i64 = 75_000;
 /// A price by which the thousand tokens of a hold are a cent, and five of them 50,000 nano-dollars.
-const CENT: &str = "price: { input: \"0\", output: \"10\" }";
+pub const CENT: &str = "price: { input: \"0\", output: \"10\" }";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An upstream whose streams end when it is told, and which counts how many are open.
-struct Counting {
-    address: SocketAddr,
-    open: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
-    release: watch::Sender<bool>,
+pub struct Counting {
+    pub address: SocketAddr,
+    pub open: Arc<AtomicUsize>,
+    pub most: Arc<AtomicUsize>,
+    pub release: watch::Sender<bool>,
 }
 
 impl Counting {
     /// Each stream ends after `lasts`, or when it is released.
-    async fn start(lasts: Duration) -> Self {
+    pub async fn start(lasts: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (open, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -77,7 +77,7 @@ fn tight(upstream: SocketAddr, balance: &str) -> Setup {
 }
 
 /// An open stream: its head has come.
-async fn open(to: SocketAddr) -> Caller {
+pub async fn open(to: SocketAddr) -> Caller {
     let mut caller = Call::post(stream_request()).begin(to).await;
     let head = caller.head().await;
     assert_eq!(head.status, 200);
@@ -86,7 +86,7 @@ async fn open(to: SocketAddr) -> Caller {
 }
 
 /// Reads a stream to its end.
-async fn finish(mut caller: Caller) {
+pub async fn finish(mut caller: Caller) {
     assert!(caller.read_until("[DONE]").await.contains("[DONE]"));
 }
 
@@ -102,7 +102,7 @@ async fn status_other_than(not: u16, to: SocketAddr) -> u16 {
     }
 }
 
-fn hand_over(old: &Gateway) -> Gateway {
+pub fn hand_over(old: &Gateway) -> Gateway {
     let new = old.successor();
     old.signal("-QUIT");
     new.wait_for_log("serving on");
@@ -111,7 +111,7 @@ fn hand_over(old: &Gateway) -> Gateway {
 
 /// Calls on one connection as long as it lasts; answers how many were answered and how often the connection
 /// was closed under a request that had not been answered at all.
-async fn keep_calling(to: SocketAddr, over: Arc<AtomicBool>) -> (usize, usize) {
+pub async fn keep_calling(to: SocketAddr, over: Arc<AtomicBool>) -> (usize, usize) {
     let (mut answered, mut raced) = (0, 0);
     while !over.load(Ordering::Acquire) {
         let mut caller = Caller::connect(to).await;
@@ -140,7 +140,7 @@ async fn keep_calling(to: SocketAddr, over: Arc<AtomicBool>) -> (usize, usize) {
 }
 
 /// Calls, each on a connection of its own, which all have to be answered.
-async fn call_anew(to: SocketAddr, over: Arc<AtomicBool>) -> usize {
+pub async fn call_anew(to: SocketAddr, over: Arc<AtomicBool>) -> usize {
     let mut answered = 0;
     while !over.load(Ordering::Acquire) {
         let answer = Call::post(whole_request()).send(to).await;

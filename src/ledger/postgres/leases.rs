@@ -38,6 +38,15 @@ pub struct Leased {
     pub elsewhere: Amount,
 }
 
+/// Where else an account's money may be, so that what is not free may be free soon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scattered {
+    /// Boots that have some of it on their own.
+    pub boots: Vec<i64>,
+    /// Pools of a Redis that is gone have some, and not every boot has said what it claims of that.
+    pub frozen: bool,
+}
+
 /// Whose lease.
 #[derive(Clone, Copy)]
 enum Holder {
@@ -98,6 +107,26 @@ impl Postgres {
             let row = t.query_opt(free, &[&account.0]).await?;
             let row = row.ok_or_else(|| LedgerError::NoAccount(account.to_string()))?;
             Ok(Amount::from_nano(row.try_get(0)?))
+        })
+    }
+
+    /// Where an account's money is beside what is free and what is in its pool.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    pub fn scattered(&self, account: AccountId) -> Result<Scattered, LedgerError> {
+        let boots = "SELECT boot FROM lease WHERE account = $1 AND boot IS NOT NULL AND state = 'open'
+                         AND rest > 0 ORDER BY boot";
+        let frozen =
+            "SELECT EXISTS (SELECT 1 FROM lease l JOIN boot b ON b.state = 'live' AND b.id <= l.frozen_boot
+                          WHERE l.account = $1 AND l.shard IS NOT NULL AND l.state = 'frozen'
+                              AND NOT EXISTS (SELECT 1 FROM report r
+                                  WHERE r.shard = l.shard AND r.epoch = l.epoch AND r.boot = b.id))";
+        self.within(async |t| {
+            let rows = t.query(&t.prepare_cached(boots).await?, &[&account.0]).await?;
+            let boots = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<_, LedgerError>>()?;
+            let frozen = t.query_one(&t.prepare_cached(frozen).await?, &[&account.0]).await?.try_get(0)?;
+            Ok(Scattered { boots, frozen })
         })
     }
 

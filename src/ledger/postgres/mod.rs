@@ -36,7 +36,7 @@ use crate::config::checked;
 
 pub use audit::{Drift, Parts, PoolSeen, Where};
 pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot};
-pub use leases::{Leased, Wanted};
+pub use leases::{Leased, Scattered, Wanted};
 pub use migrate::Migrated;
 pub use reaped::Reaped;
 

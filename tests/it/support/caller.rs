@@ -266,8 +266,13 @@ impl Caller {
 
     /// Reads an answer and keeps the connection.
     pub async fn next_answer(&mut self) -> Answer {
-        let head = self.head().await;
-        self.body(head).await
+        self.try_next_answer().await.expect("an answer")
+    }
+
+    /// The same; `None`: the connection closed before it.
+    pub async fn try_next_answer(&mut self) -> Option<Answer> {
+        let head = self.try_head().await?;
+        Some(self.body(head).await)
     }
 
     /// Reads what follows a head.

@@ -27,8 +27,13 @@ impl Fleet {
 
     /// The block `store:` of a node.
     pub fn store(&self) -> String {
-        let (redis, postgres) = (self.redis.url(), &self.database.url);
-        format!("path: ./data, redis: {{ urls: [\"{redis}\"] }}, postgres: {{ url: \"{postgres}\" }}")
+        self.store_with(&format!("urls: [\"{}\"]", self.redis.url()))
+    }
+
+    /// The block `store:` of a node that reaches Redis by another way.
+    pub fn store_with(&self, redis: &str) -> String {
+        let postgres = &self.database.url;
+        format!("path: ./data, redis: {{ {redis} }}, postgres: {{ url: \"{postgres}\" }}")
     }
 
     /// A node of it, once it serves.
@@ -55,6 +60,29 @@ impl Fleet {
                 std::thread::sleep(LOOK);
             }
         })
+    }
+
+    /// Waits until no open boot but these many is left, and nothing is frozen or leased to one that has ended.
+    pub fn wait_until_tidy(&self, boots: usize) {
+        let (began, ledger) = (Instant::now(), self.ledger());
+        block_in_place(|| {
+            loop {
+                let live = ledger.live_boots().expect("boots").len();
+                let frozen = self.database.sql("SELECT count(*) FROM lease WHERE state = 'frozen'");
+                let left = self.database.sql(
+                    "SELECT coalesce(sum(l.rest), 0) FROM lease l JOIN boot b ON b.id = l.boot
+                     WHERE b.state <> 'live'",
+                );
+                if (live, frozen.as_str(), left.as_str()) == (boots, "0", "0") {
+                    return;
+                }
+                assert!(
+                    began.elapsed() < PATIENCE,
+                    "{live} boots instead of {boots}, {frozen} frozen, {left} left by boots that are over"
+                );
+                std::thread::sleep(LOOK);
+            }
+        });
     }
 
     /// Proves every law of the books.

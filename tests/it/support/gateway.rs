@@ -434,6 +434,19 @@ impl Gateway {
         line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
     }
 
+    /// Waits until a metric has a value that will do.
+    pub async fn wait_for_metric_that(&self, name: &str, will_do: impl Fn(i64) -> bool) {
+        let began = Instant::now();
+        loop {
+            let value = self.metric(name).await;
+            if will_do(value) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{name} is {value}:\n{}", self.log());
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// The value of a metric of one endpoint.
     pub async fn endpoint_metric(&self, name: &str, endpoint: &str) -> f64 {
         let text = self.admin_page("/metrics").await.text();

@@ -72,6 +72,12 @@ impl Server {
         self.folder.path().join("data")
     }
 
+    /// What it has logged, and where to read on.
+    pub fn log(&self, from: usize) -> (String, usize) {
+        let bytes = std::fs::read(self.data().with_file_name("log")).expect("its log");
+        (String::from_utf8_lossy(&bytes[from.min(bytes.len())..]).into_owned(), bytes.len())
+    }
+
     /// A file of its user's, readable by nobody else.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.data().join(name);
@@ -123,6 +129,37 @@ impl Server {
             rustix::process::kill_process(pid, rustix::process::Signal::QUIT).expect("it runs");
             child.wait().expect("its end");
         }
+    }
+
+    /// Ends it as an administrator does.
+    pub fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+            child.wait().expect("its end");
+        }
+    }
+
+    /// Stops all its processes in their tracks.
+    pub fn freeze(&self) {
+        self.signal_all("-STOP");
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) {
+        self.signal_all("-CONT");
+    }
+
+    fn signal_all(&self, signal: &str) {
+        let first = self.child.as_ref().expect("it runs").id();
+        let children =
+            std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).expect("its children");
+        let sent = Command::new("kill")
+            .arg(signal)
+            .arg(first.to_string())
+            .args(children.split_whitespace())
+            .status();
+        assert!(sent.expect("kill").success());
     }
 
     /// `kill -9` of the server's first process; the others go when they notice.

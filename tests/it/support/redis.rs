@@ -84,13 +84,18 @@ impl Server {
 
     /// Runs one command, written as one would in a shell.
     pub async fn command(&self, words: &str) -> redis::Value {
-        let mut link = self.link().await;
+        self.try_command(words).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The same, on a server that may be busy with something else.
+    pub async fn try_command(&self, words: &str) -> redis::RedisResult<redis::Value> {
+        let mut link = self.try_link().await?;
         let mut words = words.split(' ');
         let mut cmd = redis::cmd(words.next().expect("a command"));
         words.for_each(|word| {
             cmd.arg(word);
         });
-        cmd.query_async(&mut link).await.unwrap_or_else(|error| panic!("{error}"))
+        cmd.query_async(&mut link).await
     }
 
     /// `kill -9`.
