@@ -568,6 +568,11 @@ impl World {
         self.database.ledger().verify().map_err(|error| error.to_string())?;
         self.nodes[0].try_command(&["ledger", "verify"])?;
         for (what, query) in [
+            (
+                "not paid by its lease",
+                "SELECT coalesce(string_agg(t.kind || ' ' || t.amount || ' ' || s.account || ' ' || s.request, ', '), '0')
+                 FROM transfer t JOIN settlement s ON s.hold = t.reference WHERE t.kind IN (6, 7, 8)",
+            ),
             ("written off", "SELECT coalesce(sum(written_off), 0) FROM settlement"),
             ("missing", "SELECT coalesce(sum(shortfall), 0) FROM settlement"),
             ("in suspense", "SELECT coalesce(sum(suspended), 0) FROM balance"),
