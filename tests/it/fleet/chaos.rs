@@ -30,8 +30,8 @@ use tollgate::store::redis::shard_of;
 use crate::support::link::Link;
 use crate::support::{Call, Caller, Gateway, Setup, postgres, redis, script, upstream};
 
-const ROUNDS: u64 = 3;
-const SEED: u64 = 7;
+const ROUNDS: u64 = 4;
+const SEED: u64 = 202;
 const NODES: usize = 3;
 /// Accounts that never run out, that do, and the one that half of all calls are made by.
 const RICH: usize = 12;
