@@ -339,14 +339,19 @@ impl Books {
         };
         let locked = t.query(&balances, &[&accounts]).await?;
         let locked = locked.iter().map(balance).collect::<Result<_, LedgerError>>()?;
+        // First which, then their locks: a row that somebody else was just changing (an epoch moves, and freezes it) is looked
+        // at again once it is locked, and one that was found by a subquery would be passed over in silence.
+        let which = t
+            .prepare_cached(
+                "SELECT id FROM lease WHERE boot = $1 AND account = ANY ($2)
+                 UNION ALL
+                 SELECT id FROM lease JOIN unnest($3::bigint[], $4::smallint[], $5::bigint[])
+                     AS p (account, shard, epoch) USING (account, shard, epoch)",
+            )
+            .await?;
         let leases = t
             .prepare_cached(
-                "SELECT id, account, boot, shard, epoch, rest FROM lease WHERE id IN (
-                     SELECT id FROM lease WHERE boot = $1 AND account = ANY ($2)
-                     UNION ALL
-                     SELECT id FROM lease JOIN unnest($3::bigint[], $4::smallint[], $5::bigint[])
-                         AS p (account, shard, epoch) USING (account, shard, epoch))
-                 ORDER BY id FOR UPDATE",
+                "SELECT id, account, boot, shard, epoch, rest FROM lease WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
             )
             .await?;
         let owners: Vec<i64> = pools.iter().map(|(account, _, _)| *account).collect();
@@ -361,7 +366,9 @@ impl Books {
             let left = Amount::from_nano(row.try_get(5)?);
             Ok((place, Lease { id: row.try_get(0)?, left, ..Lease::default() }))
         };
-        let rows = t.query(&leases, &[&boot, &accounts, &owners, &shards, &epochs]).await?;
+        let rows = t.query(&which, &[&boot, &accounts, &owners, &shards, &epochs]).await?;
+        let ids = rows.iter().map(|row| Ok(row.try_get(0)?)).collect::<Result<Vec<i64>, LedgerError>>()?;
+        let rows = t.query(&leases, &[&ids]).await?;
         let leases = rows.iter().map(lease).collect::<Result<_, LedgerError>>()?;
         Ok(Self { boot, leases, accounts: locked, transfers: vec![], amended: vec![] })
     }

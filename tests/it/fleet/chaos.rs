@@ -30,8 +30,8 @@ use tollgate::store::redis::shard_of;
 use crate::support::link::Link;
 use crate::support::{Call, Caller, Gateway, Setup, postgres, redis, script, upstream};
 
-const ROUNDS: u64 = 3;
-const SEED: u64 = 7;
+const ROUNDS: u64 = 4;
+const SEED: u64 = 202;
 const NODES: usize = 3;
 /// Accounts that never run out, that do, and the one that half of all calls are made by.
 const RICH: usize = 12;
@@ -568,6 +568,11 @@ impl World {
         self.database.ledger().verify().map_err(|error| error.to_string())?;
         self.nodes[0].try_command(&["ledger", "verify"])?;
         for (what, query) in [
+            (
+                "not paid by its lease",
+                "SELECT coalesce(string_agg(t.kind || ' ' || t.amount || ' ' || s.account || ' ' || s.request, ', '), '0')
+                 FROM transfer t JOIN settlement s ON s.hold = t.reference WHERE t.kind IN (6, 7, 8)",
+            ),
             ("written off", "SELECT coalesce(sum(written_off), 0) FROM settlement"),
             ("missing", "SELECT coalesce(sum(shortfall), 0) FROM settlement"),
             ("in suspense", "SELECT coalesce(sum(suspended), 0) FROM balance"),
@@ -730,12 +735,12 @@ impl Watch {
     }
 }
 
-/// What no caller should see. An account of which the ledger has money is served by every node that reaches Redis or
-/// Postgres; one whose money is too little to be split may have to come back. A call ends as it should, unless its node
-/// is killed. What one of two upstreams does is the gateway's to bear, until the answer has begun.
+/// What no caller should see. An account of which the ledger has money is served by every node that reaches it, whatever
+/// Redis does (on a machine that is busy it is too slow for a moment, without any fault); one whose money is too little to
+/// be split may have to come back. A call ends as it should, unless its node is killed. What one of two upstreams does is
+/// the gateway's to bear, until the answer has begun.
 fn is_avoidable(kind: &str) -> bool {
-    let both = kind.contains("Redis") && kind.contains("Postgres");
-    let store = kind.starts_with("rich") && kind.contains("store_unavailable") && !both;
+    let store = kind.starts_with("rich") && kind.contains("store_unavailable") && !kind.contains("Postgres");
     let cut = kind.starts_with("broken off") || kind.starts_with("closed without an answer");
     let upstream = kind.starts_with("gpt-a") && kind.contains("upstream");
     store || upstream || cut && !kind.contains("its node was killed") || kind.contains(": 500")

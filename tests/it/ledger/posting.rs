@@ -266,3 +266,38 @@ fn an_end_that_cannot_be_booked_waits_aside_and_stops_nobody() {
     database.sql("DELETE FROM misfit");
     ledger.verify().unwrap();
 }
+
+#[test]
+fn a_charge_that_meets_a_freeze_is_paid_by_its_lease() {
+    let database = database();
+    let mut ledger = database.ledger();
+    let id = account(&mut ledger, "alpha", 1_000);
+    let boot = ledger.begin_boot(0).unwrap();
+    let pool = first_epoch(&ledger, boot, shard_of(id));
+    ledger.lease_pool(id, pool, just(100)).unwrap();
+    thread::scope(|scope| {
+        // It is committed once somebody waits for it.
+        scope.spawn(|| {
+            database.sql(
+                "BEGIN; UPDATE lease SET frozen_boot = 1, state = 'frozen';
+                 DO $$ BEGIN
+                     FOR i IN 1..3000 LOOP
+                         PERFORM pg_stat_clear_snapshot();
+                         EXIT WHEN EXISTS (SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)));
+                         PERFORM pg_sleep(0.01);
+                     END LOOP;
+                 END $$;
+                 COMMIT",
+            )
+        });
+        let held =
+            "SELECT count(*) FROM pg_locks WHERE relation = 'lease'::regclass AND mode = 'RowExclusiveLock'";
+        while database.sql(held) == "0" {
+            thread::yield_now();
+        }
+        assert_eq!(ledger.post(boot, &[ended(1, id, Some(pool), 40, 30)]).unwrap(), 1);
+    });
+    assert_eq!(database.sql("SELECT consumed FROM lease"), "30");
+    assert_eq!(database.sql("SELECT count(*) FROM transfer WHERE kind = 6"), "0", "it is not paid late");
+    ledger.verify().unwrap();
+}
