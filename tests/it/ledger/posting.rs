@@ -268,13 +268,18 @@ fn an_end_that_cannot_be_booked_waits_aside_and_stops_nobody() {
 }
 
 #[test]
-fn a_charge_that_meets_a_freeze_is_paid_by_its_lease() {
+fn charges_that_meet_a_freeze_are_paid_by_their_leases() {
     let database = database();
     let mut ledger = database.ledger();
-    let id = account(&mut ledger, "alpha", 1_000);
     let boot = ledger.begin_boot(0).unwrap();
-    let pool = first_epoch(&ledger, boot, shard_of(id));
-    ledger.lease_pool(id, pool, just(100)).unwrap();
+    let ends: Vec<Settled> = (1..=5)
+        .map(|number| {
+            let id = account(&mut ledger, &format!("a{number}"), 1_000);
+            let pool = first_epoch(&ledger, boot, shard_of(id));
+            ledger.lease_pool(id, pool, just(100)).unwrap();
+            ended(number, id, Some(pool), 40, 30)
+        })
+        .collect();
     thread::scope(|scope| {
         // It is committed once somebody waits for it.
         scope.spawn(|| {
@@ -295,9 +300,9 @@ fn a_charge_that_meets_a_freeze_is_paid_by_its_lease() {
         while database.sql(held) == "0" {
             thread::yield_now();
         }
-        assert_eq!(ledger.post(boot, &[ended(1, id, Some(pool), 40, 30)]).unwrap(), 1);
+        assert_eq!(ledger.post(boot, &ends).unwrap(), 5);
     });
-    assert_eq!(database.sql("SELECT consumed FROM lease"), "30");
-    assert_eq!(database.sql("SELECT count(*) FROM transfer WHERE kind = 6"), "0", "it is not paid late");
+    assert_eq!(database.sql("SELECT sum(consumed) FROM lease"), "150");
+    assert_eq!(database.sql("SELECT count(*) FROM transfer WHERE kind = 6"), "0", "none is paid late");
     ledger.verify().unwrap();
 }
