@@ -32,6 +32,9 @@ use crate::store::{Embedded, Holds as _};
 const FILLS_MAX: usize = 4096;
 /// How long other nodes may take to give back what was asked of them.
 const GIVING: Duration = Duration::from_secs(1);
+/// How often a pool that cannot be recalled is tried again, and the pause before it.
+const RECALLS_MAX: usize = 10;
+const RECALL_AGAIN: Duration = Duration::from_millis(200);
 /// The longest that a call waits for its pool to be filled.
 const REFILL_MAX: Duration = Duration::from_secs(3);
 /// News that may wait.
@@ -276,20 +279,28 @@ impl Bank {
     /// Brings an account's money back to the ledger, from every place where nobody has set it aside.
     pub(super) async fn recall(&self, account: AccountId) {
         self.ask_back(account).await;
+        for _ in 0..RECALLS_MAX {
+            match self.recall_pool(account).await {
+                Ok(()) => return,
+                // A breaker may be open for a moment; whoever asks for a refund can wait for that.
+                Err(error) => {
+                    tracing::warn!(%error, %account, "an account's pool cannot be recalled; the next recall tells what this one took");
+                }
+            }
+            tokio::time::sleep(RECALL_AGAIN).await;
+        }
+    }
+
+    async fn recall_pool(&self, account: AccountId) -> Result<(), LeaseError> {
         // Also what was leased and never came there.
         let nothing = Wanted { least: Amount::ZERO, most: Amount::ZERO };
+        self.lease(account, nothing).await?;
         let pool = self.pool_of(account);
-        let recalled = async {
-            self.lease(account, nothing).await?;
-            let in_all = self.servers.redis.recall(account, pool, AMOUNT_MAX).await?.in_all;
-            if in_all.is_positive() {
-                self.servers.ask(move |ledger| ledger.return_pool(account, pool, in_all)).await?;
-            }
-            Ok::<(), LeaseError>(())
-        };
-        if let Err(error) = recalled.await {
-            tracing::warn!(%error, %account, "an account's pool cannot be recalled; the next recall tells what this one took");
+        let in_all = self.servers.redis.recall(account, pool, AMOUNT_MAX).await?.in_all;
+        if in_all.is_positive() {
+            self.servers.ask(move |ledger| ledger.return_pool(account, pool, in_all)).await?;
         }
+        Ok(())
     }
 
     /// Keeps this node's own tranches: for accounts that call here, and no longer.

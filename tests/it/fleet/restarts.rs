@@ -1,5 +1,7 @@
 //! Everything is restarted, one after the other, and callers see none of it.
 
+use std::sync::atomic::Ordering;
+
 use tokio::task::block_in_place;
 
 use super::super::upgrade::WHOLE_NANO;
@@ -25,7 +27,12 @@ async fn nodes(fleet: &Fleet, count: usize, store: &str) -> (tollgate::mock::Moc
 /// Every call was answered, and charged once.
 #[expect(clippy::print_stdout, reason = "it reports figures")]
 fn all_is_well(what: &str, fleet: &Fleet, nodes: usize, seen: &Seen) {
-    println!("{what}: {} calls answered, {:?} connections refused", seen.answered(), seen.refused);
+    println!(
+        "{what}: {} calls answered, {:?} connections refused, {:?} not accepted",
+        seen.answered(),
+        seen.refused,
+        seen.unaccepted
+    );
     let failed = seen.failed();
     assert!(failed.is_empty(), "{} of {} failed: {failed:?}", failed.len(), seen.answered());
     let calls = i64::try_from(seen.answered() + nodes).unwrap();
@@ -74,6 +81,7 @@ async fn redis_is_restarted_with_its_file_and_without() {
     fleet.redis.command("FLUSHALL").await;
     more(&seen, 40).await;
     load.end().await;
+    assert_eq!(seen.unaccepted.load(Ordering::Acquire), 0);
     all_is_well("redis restarted", &fleet, 2, &seen);
 }
 
@@ -123,6 +131,7 @@ async fn a_replica_is_promoted_by_sentinel() {
     }
     more(&seen, 40).await;
     load.end().await;
+    assert_eq!(seen.unaccepted.load(Ordering::Acquire), 0);
     all_is_well("a replica promoted", &fleet, 2, &seen);
     assert!(nodes.iter().any(|node| node.log().contains("another redis answers")));
 }
