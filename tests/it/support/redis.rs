@@ -13,6 +13,9 @@ use tollgate::store::redis::{Redis, SOURCE};
 /// Long enough for a machine that is busy with other tests; tests of the time itself set their own.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Ports that are tried.
+const PORTS_MAX: usize = 8;
+
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -58,12 +61,17 @@ impl Server {
     /// With more arguments.
     pub async fn with(kind: Kind, args: &[&str]) -> Self {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let folder = tempfile::tempdir().expect("a folder");
-        let port = free_port();
-        let child = launch(kind, port, &folder, &args);
-        let server = Self { port, kind, args, child, folder };
-        server.wait().await;
-        server
+        for _ in 0..PORTS_MAX {
+            let folder = tempfile::tempdir().expect("a folder");
+            let port = free_port();
+            let child = launch(kind, port, &folder, &args);
+            let mut server = Self { port, kind, args: args.clone(), child, folder };
+            if server.comes_up().await {
+                return server;
+            }
+            // It has ended: somebody else has taken its port, or that of its bus, meanwhile.
+        }
+        panic!("{kind:?} {args:?} does not start on {PORTS_MAX} ports");
     }
 
     /// A Sentinel; it writes to its file.
@@ -132,13 +140,26 @@ impl Server {
     }
 
     async fn wait(&self) {
+        until("the server answers", async || self.answers().await).await;
+    }
+
+    /// Whether it answers; `false`: it has ended.
+    async fn comes_up(&mut self) -> bool {
+        let mut up = false;
         until("the server answers", async || {
-            let Ok(mut link) = self.try_link().await else { return false };
-            let answer = redis::cmd("PING").query_async::<redis::Value>(&mut link).await;
-            // One that wants a password answers too.
-            answer.is_ok() || answer.is_err_and(|error| error.code() == Some("NOAUTH"))
+            let ended = self.child.try_wait().expect("its state").is_some();
+            up = !ended && self.answers().await;
+            up || ended
         })
         .await;
+        up
+    }
+
+    async fn answers(&self) -> bool {
+        let Ok(mut link) = self.try_link().await else { return false };
+        let answer = redis::cmd("PING").query_async::<redis::Value>(&mut link).await;
+        // One that wants a password answers too.
+        answer.is_ok() || answer.is_err_and(|error| error.code() == Some("NOAUTH"))
     }
 }
 
