@@ -3,6 +3,7 @@
 mod balance;
 mod catalogue;
 mod chaos;
+mod cold_start;
 mod leaving;
 mod ledger_away;
 mod redis_away;
