@@ -1,6 +1,6 @@
 //! What makes one node of a fleet: the tasks between Redis, Postgres and this node's own store.
 //!
-//! Nothing here is on a call's path but [`bank::Bank`]'s answers to the few that find their pool empty. Each task is a
+//! Nothing here is on a call's path but `bank`'s answers to the few that find their pool empty. Each task is a
 //! loop that looks, does and waits; one that fails says so once and tries again, and none waits for another.
 //!
 //! The rules that keep money exact are those of docs/model-check.md: `epochs` (who may spend under which number),

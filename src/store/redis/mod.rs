@@ -18,7 +18,7 @@
 //!   as much; it is our own cost, and bounded.
 //!
 //! Every command has the time of the config's `timeout` (at most 50 ms), and a breaker for each server refuses at
-//! once after one that failed: see [`node`]. Run [`Redis::keep`] as a service: it connects, mends and follows
+//! once after one that failed: see `node`. Run [`Redis::keep`] as a service: it connects, mends and follows
 //! failovers. Until it has done so for the first time everything answers [`RedisError::Open`].
 //!
 //! A server must not evict (`maxmemory-policy noeviction`), since what it evicted would be money; see
