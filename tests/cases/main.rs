@@ -158,11 +158,14 @@ async fn play_all(args: &Args) -> Result<bool, String> {
     let mut order: Vec<usize> = (0..cases.len()).collect();
     order.sort_by_key(|index| !cases[*index].contains("\"clock\""));
     let jobs = Arc::new(Semaphore::new(args.jobs));
+    let all = u32::try_from(args.jobs).unwrap_or(u32::MAX);
     let mut playing = JoinSet::new();
     for index in order {
         let (line, jobs, fleet) = (cases[index].clone(), Arc::clone(&jobs), args.fleet);
         playing.spawn(async move {
-            let turn = jobs.acquire_owned().await;
+            // What is measured is not measured beside what this runner plays meanwhile.
+            let places = if line.contains("\"latency_ms\"") { all } else { 1 };
+            let turn = jobs.acquire_many_owned(places).await;
             let played = play_line(&line, fleet).await;
             drop(turn);
             (index, played)
