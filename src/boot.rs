@@ -25,6 +25,7 @@ use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Postgres, Sqlite};
 use crate::pool::keys::{KeyTable, digest, hint};
+use crate::store::redis::RedisError;
 use crate::store::{self, Embedded, Holds};
 use crate::{clock, entropy};
 
@@ -134,6 +135,10 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
 /// told of in the ledger as soon as that answers: until then it is leased nothing, so it can spend nothing.
 fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::Result<Booted> {
     let (servers, runtime) = fleet::connect(servers)?;
+    // One that cannot be asked now is looked at when it is taken into use.
+    if let Err(error @ RedisError::Unfit(_)) = runtime.block_on(servers.check_redis()) {
+        anyhow::bail!("store.redis: {error}");
+    }
     let ledger = servers.ledger.clone();
     let journals = config.data.join("journal");
     let boot = entropy::boot();

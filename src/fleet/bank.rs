@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use filters::ids::AccountId;
@@ -19,14 +19,14 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::demand::Demand;
 use super::epochs::Epochs;
 use super::{BEAT, CALLS_WAIT_MAX, Servers, every};
-use crate::entropy;
 use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
 use crate::ledger::postgres::{Leased, Postgres, Wanted};
 use crate::ledger::{Ledger as _, LedgerError};
 use crate::store::fleet::{self, Refill};
-use crate::store::redis::{AMOUNT_MAX, News, RedisError, Scope, UnknownBudget, shard_of};
+use crate::store::redis::{AMOUNT_MAX, News, PoolState, RedisError, Scope, UnknownBudget, shard_of};
 use crate::store::{Embedded, Holds as _};
+use crate::{clock, entropy};
 
 /// Pools that may wait to be filled; one that finds no place is low again at its next hold.
 const FILLS_MAX: usize = 4096;
@@ -37,6 +37,8 @@ const RECALLS_MAX: usize = 10;
 const RECALL_AGAIN: Duration = Duration::from_millis(200);
 /// The longest that a call waits for its pool to be filled.
 const REFILL_MAX: Duration = Duration::from_secs(3);
+/// How often a pool that may be idle is looked at; one that stood still in between is idle.
+const IDLE_LOOK: Duration = Duration::from_secs(300);
 /// News that may wait.
 const NEWS_MAX: usize = 1024;
 /// A node's own tranche is no more than this part of what is free.
@@ -77,6 +79,13 @@ struct Own {
 struct Given {
     number: u64,
     boot: i64,
+}
+
+/// A pool of an account that does not call here any more.
+struct Idle {
+    look: Instant,
+    /// As it was at the last look.
+    state: Option<PoolState>,
 }
 
 /// Who fills an account's pool.
@@ -306,9 +315,13 @@ impl Bank {
     /// Keeps this node's own tranches: for accounts that call here, and no longer.
     pub(super) async fn keep_tranches(self: Arc<Self>) {
         let mut tick = every(BEAT);
+        let mut idle: HashMap<AccountId, Idle> = HashMap::new();
         loop {
             tick.tick().await;
             let (callers, stopped) = self.demand.round();
+            for caller in &callers {
+                idle.remove(&caller.account);
+            }
             self.install_rest().await;
             for account in self.unreturned() {
                 self.tell_returned(account).await;
@@ -316,7 +329,9 @@ impl Bank {
             for account in stopped {
                 self.give_back(account).await;
                 lock(&self.turns).remove(&account);
+                idle.insert(account, Idle { look: clock::now() + IDLE_LOOK, state: None });
             }
+            self.return_idle(&mut idle).await;
             for caller in callers {
                 if self.local.is_handed_over() {
                     break;
@@ -326,6 +341,37 @@ impl Bank {
                     self.lease_local(caller.account, caller.local.less(have)).await;
                 }
             }
+        }
+    }
+
+    /// Brings back what is in pools that nobody has used between two looks: no other node either.
+    async fn return_idle(&self, idle: &mut HashMap<AccountId, Idle>) {
+        let now = clock::now();
+        let due: Vec<AccountId> =
+            idle.iter().filter(|(_, pool)| pool.look <= now).map(|(account, _)| *account).collect();
+        for account in due {
+            let before = idle.get(&account).and_then(|pool| pool.state);
+            let again = |state| Idle { look: now + IDLE_LOOK, state };
+            let state = match self.servers.redis.pool(account, self.pool_of(account)).await {
+                Ok(state) if state.installed.is_positive() => state,
+                // Another Redis answers, which has nothing of it.
+                Ok(_) | Err(RedisError::Stale(_)) => {
+                    idle.remove(&account);
+                    continue;
+                }
+                Err(_) => {
+                    idle.insert(account, again(before));
+                    continue;
+                }
+            };
+            if before != Some(state) || state.held.is_positive() {
+                idle.insert(account, again(Some(state)));
+                continue;
+            }
+            if let Err(error) = self.recall_pool(account).await {
+                tracing::debug!(%error, %account, "an idle pool cannot be recalled");
+            }
+            idle.remove(&account);
         }
     }
 

@@ -145,6 +145,10 @@ impl Epochs {
     /// Counts up, and marks what it was that counted. Answers those that others have counted up meanwhile; `None`: of
     /// some of them nobody knows.
     async fn advance(&self, unmarked: Vec<(u16, i64, RunId)>) -> Option<Vec<u16>> {
+        if let Err(RedisError::Unfit(why)) = self.servers.check_redis().await {
+            tracing::error!(why, "a redis that is new is not taken into use");
+            return None;
+        }
         let mut by_run: HashMap<RunId, Vec<(u16, i64)>> = HashMap::new();
         for (shard, epoch, run) in unmarked {
             by_run.entry(run).or_default().push((shard, epoch));

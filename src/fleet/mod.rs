@@ -39,7 +39,7 @@ use crate::ledger::{Ledger as _, LedgerError};
 use crate::ops::metrics::FleetMetrics;
 use crate::pool::Pool;
 use crate::reload::{Reloader, variable};
-use crate::store::redis::{Redis, SHARDS, shard_of};
+use crate::store::redis::{Redis, RedisError, SHARDS, Warning, shard_of};
 use crate::store::{Embedded, Holds as _, fleet};
 
 use bank::Bank;
@@ -126,6 +126,17 @@ impl Servers {
     fn note_away(&self) {
         let until = clock::now() + LEDGER_AWAY;
         *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+    }
+
+    /// Looks whether Redis may be trusted with money, and says what an operator should know of it.
+    ///
+    /// # Errors
+    /// [`RedisError::Unfit`] for a server that must not be used; others for one that cannot be asked now.
+    pub(crate) async fn check_redis(&self) -> Result<(), RedisError> {
+        for Warning(warning) in self.redis.check().await? {
+            tracing::warn!("store.redis: {warning}");
+        }
+        Ok(())
     }
 
     /// A channel that all nodes of this fleet hear.

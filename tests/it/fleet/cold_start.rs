@@ -41,3 +41,17 @@ async fn a_node_starts_without_its_ledger_and_is_whole_when_that_is_back() {
     fleet.account("alpha", 4);
     fleet.verify();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_would_evict_money_is_refused() {
+    let fleet = Fleet::start().await;
+    let only = upstream(script("{}")).await;
+    let mut node = fleet.node(Setup::new(&[only.address()]));
+    node.signal("-TERM");
+    assert!(node.wait().success());
+    let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let evicting = redis::Server::with(redis::Kind::Redis, &evicting).await;
+    node.write_config(&node.config().replace(&fleet.redis.url(), &evicting.url()));
+    let refused = block_in_place(|| node.try_command(&["serve"]).unwrap_err());
+    assert!(refused.contains("store.redis") && refused.contains("noeviction"), "{refused}");
+}
