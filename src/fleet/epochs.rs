@@ -136,7 +136,8 @@ impl Epochs {
                 None
             }
             Err(error) => {
-                tracing::warn!(%error, "the epochs of redis cannot be looked up: calls go on with this node's own money");
+                // The heartbeat says that the ledger is away, once.
+                tracing::debug!(%error, "the epochs of redis cannot be looked up: calls go on with this node's own money");
                 None
             }
         }
@@ -175,10 +176,7 @@ impl Epochs {
             }
             for (shard, epoch, marked) in marks {
                 match marked {
-                    Ok(Marked::Now) => {
-                        self.store.set_epoch(shard, epoch);
-                        self.is_marked(shard, epoch, run.clone());
-                    }
+                    Ok(Marked::Now) => self.is_marked(shard, epoch, run.clone()),
                     // Never again under this number, not even now: the next look counts on.
                     Ok(Marked::Refused(_)) | Err(_) => all = false,
                 }

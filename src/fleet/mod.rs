@@ -21,7 +21,7 @@ pub mod reconcile;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use filters::ids::AccountId;
@@ -59,8 +59,6 @@ const HOUSEKEEPING: Duration = Duration::from_secs(3600);
 const LAST_ENDS: Duration = Duration::from_secs(2);
 /// How long a call waits for the ledger, where it has to ask at all.
 const CALLS_WAIT_MAX: Duration = Duration::from_secs(1);
-/// After the ledger did not answer one, others do not ask for so long.
-const LEDGER_AWAY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The servers that a node shares with others.
@@ -72,8 +70,6 @@ pub struct Servers {
     prefix: String,
     slot_lease: Duration,
     runtime: Handle,
-    /// Calls do not ask the ledger before this.
-    ledger_away: Arc<Mutex<Option<Instant>>>,
     reach: Arc<Reach>,
 }
 
@@ -99,7 +95,7 @@ impl Servers {
         let asked = self.runtime.spawn_blocking(move || what(&ledger)).await;
         let answer = asked.unwrap_or_else(|error| Err(LedgerError::Unreachable(error.to_string())));
         if matches!(answer, Err(LedgerError::Unreachable(_))) {
-            self.note_away();
+            self.reach.pause();
         }
         answer
     }
@@ -110,8 +106,7 @@ impl Servers {
         &self,
         what: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, E> {
-        let away = |until: &Option<Instant>| until.is_some_and(|until| clock::now() < until);
-        if away(&self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if self.reach.is_paused() {
             return Err(LedgerError::Unreachable("it was away a moment ago".to_owned()).into());
         }
         let broken = match tokio::time::timeout(CALLS_WAIT_MAX, self.runtime.spawn(what)).await {
@@ -119,13 +114,8 @@ impl Servers {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer in {CALLS_WAIT_MAX:?}"),
         };
-        self.note_away();
+        self.reach.pause();
         Err(LedgerError::Unreachable(broken).into())
-    }
-
-    fn note_away(&self) {
-        let until = clock::now() + LEDGER_AWAY;
-        *self.ledger_away.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
     /// Looks whether Redis may be trusted with money, and says what an operator should know of it.
@@ -163,7 +153,6 @@ pub fn connect(config: &checked::Fleet) -> anyhow::Result<(Servers, Runtime)> {
         prefix: config.redis.prefix.clone(),
         slot_lease: config.slot_lease,
         runtime: runtime.handle().clone(),
-        ledger_away: Arc::default(),
         reach: Arc::new(Reach::new()),
     };
     Ok((servers, runtime))
@@ -192,9 +181,9 @@ impl Node {
             bank: as_bank,
             metrics: Arc::clone(&servers.metrics),
             boot,
+            slot_lease: servers.slot_lease,
         };
         let (store, ends) = fleet::Fleet::new(parts, open_max);
-        store.set_slot_lease(servers.slot_lease);
         let store = Arc::new(store);
         let epochs = Arc::new(Epochs::new(servers.clone(), boot, Arc::clone(&store)));
         bank.set_epochs(Arc::clone(&epochs));

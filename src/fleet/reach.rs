@@ -2,11 +2,15 @@
 //!
 //! The heartbeat finds out, once a second, also about a server that takes connections and says nothing. While it does
 //! not answer nobody waits for it: calls go on with what is leased, and the books are read-only, which they say at once.
+//! Between two beats whoever asked in vain keeps the calls behind it from asking too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
+
+/// After somebody asked in vain, calls do not ask for so long.
+const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(super) struct Reach {
@@ -18,12 +22,14 @@ struct Seen {
     answered: Instant,
     /// Why it cannot be asked, if so.
     why: Option<String>,
+    /// Calls do not ask before this.
+    paused: Option<Instant>,
 }
 
 impl Reach {
     /// Of a ledger that has just answered.
     pub(super) fn new() -> Self {
-        Self { seen: Mutex::new(Seen { answered: clock::now(), why: None }) }
+        Self { seen: Mutex::new(Seen { answered: clock::now(), why: None, paused: None }) }
     }
 
     pub(super) fn answered(&self) {
@@ -44,6 +50,16 @@ impl Reach {
             );
         }
         seen.why = Some(why);
+    }
+
+    /// Somebody asked in vain. Whether it is away the next heartbeat tells.
+    pub(super) fn pause(&self) {
+        self.lock().paused = Some(clock::now() + PAUSE);
+    }
+
+    /// Whether a call may wait for it.
+    pub(super) fn is_paused(&self) -> bool {
+        self.lock().paused.is_some_and(|until| clock::now() < until)
     }
 
     /// Why it cannot be asked now.

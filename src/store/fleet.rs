@@ -14,7 +14,7 @@
 //! more, then its claims are told: see docs/model-check.md.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,9 +34,6 @@ use crate::journal::{Hold, Journal, OpenHold, Pool, Settled};
 use crate::ops::metrics::FleetMetrics;
 use crate::{clock, entropy};
 
-/// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left. Until
-/// [`Fleet::set_slot_lease`] says otherwise.
-const SLOT_LEASE: Duration = Duration::from_secs(10);
 /// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
 /// have emptied again before its turn.
 const TRIES_MAX: usize = 16;
@@ -56,6 +53,7 @@ const OUTAGE_NEW: Duration = Duration::from_secs(5);
 const OUTAGE_WAITING_MAX: usize = 1024;
 /// The first pause of such a call; each is twice the one before.
 const OUTAGE_PAUSE: Duration = Duration::from_millis(25);
+const SECONDS_PER_HOUR: u64 = 3600;
 /// How long an end that Redis did not take waits.
 const END_AGAIN: Duration = Duration::from_millis(200);
 
@@ -109,6 +107,8 @@ pub struct Parts {
     pub bank: Arc<dyn Bank>,
     pub metrics: Arc<FleetMetrics>,
     pub boot: i64,
+    /// A hold that nobody has touched for so long counts in no limit any more, and is looked at by whoever is left.
+    pub slot_lease: Duration,
 }
 
 struct Inner {
@@ -135,7 +135,7 @@ struct Inner {
     waiting: AtomicUsize,
     /// The ledger knows this boot.
     registered: AtomicBool,
-    slot_lease_ms: AtomicU64,
+    slot_lease: Duration,
 }
 
 #[derive(Default)]
@@ -146,8 +146,10 @@ struct State {
     holds: HashMap<u128, InPool>,
     /// Charges that are not known to be booked.
     unbooked: HashMap<u128, Unbooked>,
-    /// How calls that were left early stand, by key.
+    /// How calls that were left early stand in this hour, by key.
     hours: HashMap<KeyDigest, Hour>,
+    /// Which hour that is, since 1970.
+    hour: u64,
 }
 
 struct Unbooked {
@@ -186,7 +188,7 @@ impl Fleet {
     /// [`Ends::run`] does.
     #[must_use]
     pub fn new(parts: Parts, open_max: usize) -> (Self, Ends) {
-        let Parts { redis, local, journal, bank, metrics, boot } = parts;
+        let Parts { redis, local, journal, bank, metrics, boot, slot_lease } = parts;
         let (ending, ends) = mpsc::channel(open_max.saturating_add(VOIDS_MAX));
         let state = State { epochs: vec![0; usize::from(SHARDS)], ..State::default() };
         let inner = Arc::new(Inner {
@@ -206,11 +208,9 @@ impl Fleet {
             away: Mutex::default(),
             waiting: AtomicUsize::new(0),
             registered: AtomicBool::new(false),
-            slot_lease_ms: AtomicU64::new(0),
+            slot_lease,
         });
-        let store = Self { inner: Arc::clone(&inner) };
-        store.set_slot_lease(SLOT_LEASE);
-        (store, Ends { inner, ends })
+        (Self { inner: Arc::clone(&inner) }, Ends { inner, ends })
     }
 
     /// From now on nothing begins in an earlier epoch of this shard.
@@ -273,12 +273,6 @@ impl Fleet {
         holds.into_iter().filter(|hold| !is_ours(hold)).collect()
     }
 
-    /// How long a hold counts in limits, and is left alone, when nobody touches it. For the holds and touches to come.
-    pub fn set_slot_lease(&self, lease: Duration) {
-        let ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        self.inner.slot_lease_ms.store(ms, Ordering::Release);
-    }
-
     /// The boot is over, or an operator said that it is lost: nothing is admitted any more.
     pub fn give_up(&self) {
         self.inner.given_up.store(true, Ordering::Release);
@@ -305,7 +299,7 @@ impl Fleet {
             }
         }
         for (pool, touches) in pools {
-            match self.inner.redis.touch(pool, &touches, self.inner.slot_lease()).await {
+            match self.inner.redis.touch(pool, &touches, self.inner.slot_lease).await {
                 Ok(closed) => {
                     for hold in closed {
                         // Its end may be on its way. One that was ended by others is charged late, at its own end.
@@ -362,17 +356,22 @@ impl Holds for Fleet {
         if ticket.hold.hold.pool.is_none() {
             return inner.local.settle(ticket, charge).await;
         }
-        ticket.on_drop = None;
         let hold = Arc::clone(&ticket.hold);
         let mut settled = inner.price(&hold, &charge);
-        if settled.settlement().shortfall.is_positive() {
+        let Settlement { captured, shortfall, .. } = settled.settlement();
+        if shortfall.is_positive() {
+            // Whoever drops this while Redis is asked leaves the ticket, which ends the hold at all that is known.
+            let cost = captured.checked_add(shortfall).unwrap_or(Amount::MAX);
+            inner.journal.progress(&hold, cost);
             inner.take_excess(&mut settled).await;
         }
+        ticket.on_drop = None;
         let settled = inner.close(&hold, settled);
         let settlement = settled.settlement();
         if let Err(error) = inner.journal.settle(settled.as_ref().clone()).await {
             tracing::error!(%error, hold = %hold.id(), "a charge waits for the disk");
         }
+        // Not told when this is dropped before it: then the reaper finds the hold, and the ledger its end.
         inner.end(End::Settled(settled, inner.pool_of(&hold)));
         settlement
     }
@@ -404,15 +403,19 @@ impl State {
     fn epoch(&self, shard: u16) -> i64 {
         self.epochs.get(usize::from(shard)).copied().unwrap_or_default()
     }
+
+    /// What was in another hour counts no more, so that keys that do not come again take no memory.
+    fn begin_hour(&mut self, hour: u64) {
+        if self.hour != hour {
+            self.hour = hour;
+            self.hours.clear();
+        }
+    }
 }
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn slot_lease(&self) -> Duration {
-        Duration::from_millis(self.slot_lease_ms.load(Ordering::Acquire))
     }
 
     fn take_place(&self) -> bool {
@@ -493,7 +496,7 @@ impl Inner {
                 models: &admit.models,
                 scopes: &admit.scopes,
                 tokens: admit.tokens,
-                lifetime: self.slot_lease(),
+                lifetime: self.slot_lease,
             };
             let asked_at = clock::now();
             let answer = self.redis.admit(&admission).await;
@@ -595,6 +598,7 @@ impl Inner {
         let (mut cost, mut abandoned) = (charge.cost, Amount::ZERO);
         let second = u64::try_from(clock::unix_ms() / 1000).unwrap_or_default();
         let mut state = self.lock();
+        state.begin_hour(second / SECONDS_PER_HOUR);
         if let Some(left) = charge.left {
             let hour = state.hours.entry(KeyDigest(hold.hold.key)).or_default();
             if hour.forgive(second, left.provider_cost, left.allowance) {
@@ -763,8 +767,8 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Tells them, until the store is gone. One that Redis does not take is told again; what it does not know, or
-    /// belongs to an epoch that is over, needs no telling.
+    /// Tells them. Never ends: run it as a service. One that Redis does not take is told again; what it does not know,
+    /// or belongs to an epoch that is over, needs no telling.
     pub async fn run(mut self) {
         let mut under_way = FuturesUnordered::new();
         loop {
@@ -772,10 +776,11 @@ impl Ends {
                 Some(()) = under_way.next(), if !under_way.is_empty() => {
                     self.inner.unended.fetch_sub(1, Ordering::AcqRel);
                 }
-                end = self.ends.recv(), if under_way.len() < ENDING_AT_ONCE => match end {
-                    Some(end) => under_way.push(tell(Arc::clone(&self.inner), end)),
-                    None => break,
-                },
+                Some(end) = self.ends.recv(), if under_way.len() < ENDING_AT_ONCE => {
+                    under_way.push(tell(Arc::clone(&self.inner), end));
+                }
+                // Nobody is left who could end a hold.
+                else => std::future::pending().await,
             }
         }
     }

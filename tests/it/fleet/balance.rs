@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use filters::ids::AccountId;
+use filters::money::Amount;
 use tokio::task::block_in_place;
 use tollgate::ledger::Ledger as _;
-use tollgate::store::{Deny, Ticket};
+use tollgate::store::{Charge, Deny, Ticket};
 
 use super::super::upgrade::{CENT, Counting, finish};
-use super::store::Store;
-use super::{COME_BACK, account, status_other_than};
+use super::store::{HOLD, Store};
+use super::{COME_BACK, account, status_other_than, until};
 use crate::support::fleet::Fleet;
+
 use crate::support::{Call, Caller, Gateway, Setup, stream_request, upstream, whole_request};
 use tollgate::mock::Script;
 
@@ -50,7 +52,7 @@ async fn ten_thousand_at_once_over_three_nodes_hold_exactly_what_is_there() {
         drop(store.admit(account).await.unwrap());
     }
     let own = |store: &Arc<Store>| store.local.free().nano();
-    super::until("every node has money of its own", async || stores.iter().all(|store| own(store) > 0)).await;
+    until("every node has money of its own", async || stores.iter().all(|store| own(store) > 0)).await;
     let spread: i64 = stores.iter().map(own).sum();
     let (began, came_back) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let calls: Vec<_> = (0..10_000)
@@ -124,12 +126,12 @@ async fn a_top_up_on_one_node_is_spent_on_the_other_and_what_is_out_comes_back_f
     let gamma = account(&first, "gamma", "0");
     assert_eq!(status_other_than(401, &gamma, &first).await, 402);
     let open = || Call::post(stream_request()).header("authorization", &gamma);
-    super::until("the other node knows the key", async || open().send(second.http).await.status == 402).await;
+    until("the other node knows the key", async || open().send(second.http).await.status == 402).await;
 
     first.command(&["accounts", "top-up", "gamma", "1", "--reference", "r1"]);
     let began = Instant::now();
     let mut held = None;
-    super::until("it is spent over there", async || {
+    until("it is spent over there", async || {
         let mut caller = open().begin(second.http).await;
         let is_served = caller.head().await.status == 200;
         held = is_served.then_some(caller);
@@ -154,5 +156,23 @@ async fn a_top_up_on_one_node_is_spent_on_the_other_and_what_is_out_comes_back_f
     assert_eq!(fleet.account("gamma", 2).balance_nano, 10_000_000 - 50_000);
     let call = Call::post(whole_request()).header("authorization", &gamma);
     assert_eq!(call.send(first.http).await.status, 402, "less than a hold is left");
+    fleet.verify();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settlement_that_is_dropped_while_redis_is_asked_keeps_no_hold() {
+    let fleet = Fleet::start().await;
+    let store = Store::start(&fleet);
+    let account = fleet.account("alpha", 0);
+    let ticket = store.admit(AccountId(account.id)).await.unwrap();
+    fleet.redis.freeze();
+    // It cost more than its hold, so the pool is asked for the rest.
+    let charge = Charge { cost: Amount::from_nano(2 * HOLD.nano()), ..Charge::default() };
+    let settled = tokio::time::timeout(Duration::from_millis(50), store.holds.settle(ticket, charge)).await;
+    assert!(settled.is_err(), "redis is still being asked");
+    fleet.redis.thaw();
+    until("the hold has ended", async || store.holds.open_holds() == 0).await;
+    drop(store);
+    fleet.account("alpha", 1);
     fleet.verify();
 }
