@@ -88,11 +88,15 @@ pub fn start(config: &Config, upgrade: bool) -> anyhow::Result<Booted> {
     let data = &config.data;
     make_folder(data)?;
     let mut locks = Locks::default();
+    let field = match &config.store {
+        Store::Embedded => "store.embedded.path",
+        Store::Fleet(_) => "store.path",
+    };
     match own(data)? {
         Some(owner) => locks.owner = Some(owner),
         None if upgrade => {}
         None => anyhow::bail!(
-            "store.embedded.path: another gateway serves from {}; stop it first, start this one with --upgrade to take over \
+            "{field}: another gateway serves from {}; stop it first, start this one with --upgrade to take over \
              from it, or give this one a folder of its own",
             data.display()
         ),
@@ -151,7 +155,7 @@ fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::
             );
             false
         }
-        Err(error) => return Err(error.context("store.postgres")),
+        Err(error) => return Err(error),
     };
     let keys = fleet::keys::first(&ledger, &config.data).context("store.postgres")?;
     let begun = begin(boot, config, &journals)?;
@@ -183,7 +187,7 @@ impl Registration {
     /// # Errors
     /// When the ledger does not answer or has another schema, or a journal is damaged.
     pub fn register(&self, ledger: &Postgres) -> anyhow::Result<()> {
-        ledger.check_version()?;
+        ledger.check_version().context("store.postgres")?;
         let mut ledger = ledger.clone();
         // One before this may have died before the ledger knew it.
         for dead in

@@ -3,7 +3,7 @@
 //! The same conformance tests run against every implementation (`tests/it/ledger.rs`).
 
 use filters::ids::{AccountId, KeyDigest};
-use filters::money::Amount;
+use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 
 use crate::journal::Settled;
 use crate::settings::{AccountSettings, KeySettings};
@@ -172,6 +172,19 @@ pub enum What {
 }
 
 impl What {
+    /// The transfer that books it.
+    #[must_use]
+    pub const fn transfer(self, account: AccountId, amount: Amount) -> Transfer {
+        let customer = LedgerAccount::Customer(account);
+        let (kind, debit, credit) = match self {
+            Self::TopUp => (TransferKind::TopUp, LedgerAccount::CashIn, customer),
+            Self::Refund => (TransferKind::Refund, customer, LedgerAccount::CashIn),
+            Self::Credit => (TransferKind::Adjustment, LedgerAccount::Promo, customer),
+            Self::Debit => (TransferKind::Adjustment, customer, LedgerAccount::WriteOff),
+        };
+        Transfer { kind, debit, credit, amount }
+    }
+
     /// Whether the account gives.
     #[must_use]
     pub const fn goes_out(self) -> bool {

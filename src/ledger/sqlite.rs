@@ -13,7 +13,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 
 use super::port::{
     AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
-    StatementLine, Verified, What,
+    StatementLine, Verified,
 };
 use super::stored::{CUSTOMER, CUSTOMER_ID_MIN, DAY_MS, HOUSE, HOUSE_KIND, kind_word, number, row};
 use crate::journal::Settled;
@@ -214,15 +214,8 @@ impl Ledger for Sqlite {
 
     fn transfer(&mut self, movement: &Movement<'_>) -> Result<bool, LedgerError> {
         let Movement { account, what, amount, reference, reason, now_ms, boot } = *movement;
-        let customer = LedgerAccount::Customer(account);
-        let (kind, debit, credit) = match what {
-            What::TopUp => (TransferKind::TopUp, LedgerAccount::CashIn, customer),
-            What::Refund => (TransferKind::Refund, customer, LedgerAccount::CashIn),
-            What::Credit => (TransferKind::Adjustment, LedgerAccount::Promo, customer),
-            What::Debit => (TransferKind::Adjustment, customer, LedgerAccount::WriteOff),
-        };
         let transaction = self.connection.transaction()?;
-        let transfer = Transfer { kind, debit, credit, amount };
+        let transfer = what.transfer(account, amount);
         let new = book(&transaction, reference.as_bytes(), &transfer, reason, now_ms)?;
         if new {
             let sign = if what.goes_out() { -1 } else { 1 };

@@ -28,7 +28,7 @@ fn movement(account: AccountId, what: What, nano: i64, reference: &str, boot: Op
     Movement { account, what, amount: Amount::from_nano(nano), reference, reason: "test", now_ms: 1, boot }
 }
 
-fn settled(id: u64, account: AccountId, held: i64, cost: i64, free: i64) -> Settled {
+pub fn settled(id: u64, account: AccountId, held: i64, cost: i64, free: i64) -> Settled {
     let parts = settle(Amount::from_nano(held), Amount::from_nano(cost), Amount::from_nano(free));
     Settled {
         id: hold(id).0,

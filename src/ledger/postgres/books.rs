@@ -2,7 +2,7 @@
 
 use deadpool_postgres::Transaction;
 use filters::ids::{AccountId, HoldId, KeyDigest};
-use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
+use filters::money::{Amount, Transfer, TransferKind};
 
 use super::epochs::{FREE, Part, free};
 use super::leases::{lock_balances, move_leased};
@@ -11,7 +11,7 @@ use super::{Postgres, keys, post};
 use crate::journal::Settled;
 use crate::ledger::port::{
     AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
-    StatementLine, Verified, What,
+    StatementLine, Verified,
 };
 use crate::ledger::stored::{CUSTOMER, DAY_MS, kind_word, number, row};
 use crate::settings::AccountSettings;
@@ -163,14 +163,7 @@ impl Ledger for Postgres {
 
     fn transfer(&mut self, movement: &Movement<'_>) -> Result<bool, LedgerError> {
         let Movement { account, what, amount, reference, reason, now_ms, boot } = *movement;
-        let customer = LedgerAccount::Customer(account);
-        let (kind, debit, credit) = match what {
-            What::TopUp => (TransferKind::TopUp, LedgerAccount::CashIn, customer),
-            What::Refund => (TransferKind::Refund, customer, LedgerAccount::CashIn),
-            What::Credit => (TransferKind::Adjustment, LedgerAccount::Promo, customer),
-            What::Debit => (TransferKind::Adjustment, customer, LedgerAccount::WriteOff),
-        };
-        let transfer = Transfer { kind, debit, credit, amount };
+        let transfer = what.transfer(account, amount);
         self.within(async |t| {
             lock_balances(t, vec![account.0]).await?;
             let lease = if what.goes_out() { boot } else { None };
@@ -188,7 +181,7 @@ impl Ledger for Postgres {
                 "INSERT INTO transfer (day, reference, kind, debit, credit, amount, lease, reason, at_ms)
                         VALUES (date '1970-01-01', $1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
             let (reference_bytes, kind, debit, credit) =
-                (reference.as_bytes(), self::kind(kind), row(debit), row(credit));
+                (reference.as_bytes(), kind(transfer.kind), row(transfer.debit), row(transfer.credit));
             let (id, nano) = (lease.map(|(id, _)| id), amount.nano());
             let new = t
                 .execute(book, &[&reference_bytes, &kind, &debit, &credit, &nano, &id, &reason, &now_ms])

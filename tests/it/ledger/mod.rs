@@ -11,12 +11,13 @@ mod reconcile;
 mod schema;
 
 use filters::ids::AccountId;
-use filters::money::{Amount, settle};
+use filters::money::Amount;
 use tollgate::journal::{Pool, Settled};
 use tollgate::ledger::port::{Movement, What};
 use tollgate::ledger::postgres::Wanted;
 use tollgate::ledger::{Ledger as _, Postgres};
 
+use super::books::settled;
 use super::support::postgres::hold;
 
 fn nano(nano: i64) -> Amount {
@@ -50,26 +51,7 @@ fn account(ledger: &mut Postgres, name: &str, amount: i64) -> AccountId {
 
 /// A hold that ended; `pool`: where it was placed.
 fn ended(number: u64, account: AccountId, pool: Option<Pool>, held: i64, cost: i64) -> Settled {
-    let parts = settle(nano(held), nano(cost), nano(cost));
-    Settled {
-        id: hold(number).0,
-        account: account.0,
-        request: format!("r{number}"),
-        model: "m".into(),
-        endpoint: "e".into(),
-        attempts: 1,
-        parts: Settled::parts_of(&parts),
-        provider_cost: 0,
-        abandoned: 0,
-        key: [7; 32],
-        held_ms: 1_000,
-        price_version: 9,
-        tokens: [1, 2, 3, 4, 5, 6, 7],
-        estimated: false,
-        anomaly: false,
-        at_ms: 2,
-        pool,
-    }
+    Settled { provider_cost: 0, pool, ..settled(number, account, held, cost, cost) }
 }
 
 /// The first epoch of a shard, won by a boot.
