@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::config::checked::Account;
+use crate::digits::first_digits;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
 use crate::ledger::{Ledger, LedgerError};
 use crate::pool::Pool;
@@ -465,7 +466,7 @@ pub fn fresh_key() -> std::io::Result<String> {
 
 /// The first twelve digits of a key's digest: what lists call it.
 fn key_id(record: &KeyRecord) -> String {
-    record.digest.0.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    first_digits(&record.digest.0, 6)
 }
 
 fn key_row(record: &KeyRecord) -> Value {

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod credential;
+pub mod digits;
 pub mod drain;
 pub mod edge;
 pub mod entropy;

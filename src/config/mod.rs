@@ -19,6 +19,8 @@ use std::path::Path;
 use deserr::{DeserializeError, ErrorKind, IntoValue, MergeWithError, ValueKind, ValuePointerRef};
 use sha2::{Digest as _, Sha256};
 
+use crate::digits::first_digits;
+
 pub use checked::Config;
 
 /// One thing that is wrong with a config file.
@@ -127,7 +129,7 @@ impl Version {
     #[must_use]
     pub fn of(text: &str) -> Self {
         let digest = Sha256::digest(text.as_bytes());
-        Self(digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+        Self(first_digits(&digest, 6))
     }
 }
 

@@ -13,7 +13,6 @@
 //! the board is told so, and decides by itself as on a single node.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
+use crate::digits::first_digits;
 use crate::pool::{Pool, Snapshot};
 use crate::store::redis::{News as Message, Redis, RedisError};
 use crate::{clock, entropy};
@@ -442,12 +442,7 @@ fn credential_name(snapshot: &Snapshot, id: CredentialId) -> Option<String> {
     if let Some(credential) = endpoint.credential() {
         digest.update(credential.held().secret.expose().as_bytes());
     }
-    let mut name = format!("{}#", endpoint.provider.name);
-    for byte in digest.finalize().iter().take(8) {
-        // Writing to a text does not fail.
-        let _infallible = write!(name, "{byte:02x}");
-    }
-    Some(name)
+    Some(format!("{}#{}", endpoint.provider.name, first_digits(&digest.finalize(), 8)))
 }
 
 fn millis(span: Duration) -> u64 {

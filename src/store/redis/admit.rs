@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use data_encoding::HEXLOWER;
 use filters::ids::{AccountId, KeyDigest};
 use filters::limit::budget::{Budget, Period};
 use filters::limit::{Kind, Limits, Over, Scopes, Standing};
@@ -133,7 +134,7 @@ impl Redis {
             hold.account.to_string().into_bytes(),
             admission.boot.to_string().into_bytes(),
             millis(admission.lifetime),
-            hex(&hold.key),
+            HEXLOWER.encode(&hold.key).into_bytes(),
             record_of(admission)?,
             hold.model.clone().into_bytes(),
         ];
@@ -207,7 +208,7 @@ impl Scope {
     /// Its part of a key's name.
     fn name(&self, account: AccountId) -> String {
         match self {
-            Self::Key(digest) => format!("k{}", String::from_utf8_lossy(&hex(&digest.0))),
+            Self::Key(digest) => format!("k{}", HEXLOWER.encode(&digest.0)),
             Self::Account => format!("a{account}"),
             Self::Model(model) => format!("m{account}:{model}"),
         }
@@ -355,8 +356,4 @@ fn kept_until(begins_ms: i64, ends_ms: i64) -> i64 {
 /// A hold's name in Redis.
 pub(super) fn hold_name(id: u128) -> Vec<u8> {
     format!("{id:032x}").into_bytes()
-}
-
-pub(super) fn hex(bytes: &[u8]) -> Vec<u8> {
-    bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
 }

@@ -12,6 +12,8 @@ use std::fmt::Write as _;
 use redis::Cmd;
 use sha2::{Digest as _, Sha256};
 
+use crate::digits::first_digits;
+
 /// The verbs: those on money, and those of `fleet`.
 pub const SOURCE: &str = concat!(include_str!("library.lua"), include_str!("../../fleet/share.lua"));
 
@@ -52,11 +54,7 @@ const GROWS: [&str; 2] = ["admit", "install"];
 impl Library {
     pub(super) fn new(source: &str) -> Self {
         let digest = Sha256::digest(source.as_bytes());
-        let mut name = "tollgate_".to_owned();
-        for byte in digest.iter().take(6) {
-            // Writing to a text does not fail.
-            let _infallible = write!(name, "{byte:02x}");
-        }
+        let name = format!("tollgate_{}", first_digits(&digest, 6));
         let mut functions = format!("#!lua name={name}\n{source}\n");
         let heads = source.lines().filter_map(|line| line.strip_prefix("function verbs."));
         for verb in heads.filter_map(|head| head.split_once('(')).map(|(verb, _)| verb) {

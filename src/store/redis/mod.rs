@@ -244,16 +244,16 @@ impl Redis {
             let key = key.as_str();
             async move { node.call(lane, verb, key, args, asking).await }
         };
-        Answer::read(self.route(&key, sent).await?)
+        Answer::read(self.route(lane, &key, sent).await?)
     }
 
     /// One command on the server of a key.
     async fn command(&self, lane: Lane, key: &str, cmd: &Cmd) -> Result<Value, RedisError> {
-        self.route(key, |node, asking| async move { node.send(lane, cmd, asking).await }).await
+        self.route(lane, key, |node, asking| async move { node.send(lane, cmd, asking).await }).await
     }
 
     /// Sends to the server of a key, and on to where that one points.
-    async fn route<F, S>(&self, key: &str, send: S) -> Result<Value, RedisError>
+    async fn route<F, S>(&self, lane: Lane, key: &str, send: S) -> Result<Value, RedisError>
     where
         F: Future<Output = Result<Value, Fault>>,
         S: Fn(Arc<Node>, bool) -> F,
@@ -277,8 +277,9 @@ impl Redis {
             };
             node = map.at(&address).await?;
             if node.is_open() {
-                // Nobody has asked it before. Nothing has run yet, so that waiting for it is all that it costs.
-                node.mend().await?;
+                // Nobody has asked it before. Nothing has run yet, so that waiting for it is all that it costs; a
+                // request waits for no more than a command may take, and whoever keeps us goes on.
+                node.mend_for(lane).await?;
             }
         }
         Err(RedisError::Moving("too many servers pointed at each other".to_owned()))

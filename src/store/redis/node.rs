@@ -176,6 +176,21 @@ impl Node {
         mended
     }
 
+    /// The same, for as long as a command of this lane may take.
+    ///
+    /// # Errors
+    /// [`RedisError::Moving`] when that was not enough; others as [`Self::mend`].
+    pub(super) async fn mend_for(&self, lane: Lane) -> Result<(), RedisError> {
+        let at_most = match lane {
+            Lane::Request => self.timeout,
+            Lane::Background => PATIENCE,
+        };
+        let (host, port) = &self.address;
+        tokio::time::timeout(at_most, Box::pin(self.mend())).await.unwrap_or_else(|_| {
+            Err(RedisError::Moving(format!("to {host}:{port}, which is not connected yet")))
+        })
+    }
+
     async fn try_mend(&self) -> Result<(), RedisError> {
         let error = |error: &redis::RedisError| read(error).into_error();
         let mut fresh = None;

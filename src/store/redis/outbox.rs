@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use super::admit::hex;
 use super::node::Lane;
 use super::settle::parts;
 use super::{Answer, Redis, RedisError, SHARDS, millis, shard_of};
 use crate::journal::record::{self, Record};
 use crate::journal::{Hold, Settled};
+use data_encoding::HEXLOWER;
 use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
 
@@ -125,7 +125,7 @@ impl Redis {
     async fn revoked(&self, account: AccountId, key: KeyDigest, verb: &str) -> Result<(), RedisError> {
         let set = format!("{}:revoked", self.base(shard_of(account)));
         let mut cmd = redis::cmd(verb);
-        cmd.arg(&set).arg(hex(&key.0));
+        cmd.arg(&set).arg(HEXLOWER.encode(&key.0));
         self.command(Lane::Background, &set, &cmd).await.map(|_| ())
     }
 }
