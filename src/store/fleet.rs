@@ -13,6 +13,9 @@
 //! in it or may come into it, and every charge on it that is not booked yet. First nothing begins in an epoch any
 //! more, then its claims are told: see docs/model-check.md.
 
+mod ends;
+mod wait;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,16 +26,19 @@ use crossbeam_queue::ArrayQueue;
 use filters::ids::{AccountId, HoldId, KeyDigest};
 use filters::limit::abandoned::Hour;
 use filters::money::{Amount, Settlement, settle};
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
 use super::embedded::Embedded;
 use super::port::{Abandon, Admit, Charge, Deny, Holds, Ticket};
-use super::redis::{Admission, Ended, Redis, RedisDeny, RedisError, SHARDS, Touch, UnknownBudget, shard_of};
+use super::redis::{Admission, Ended, Redis, RedisDeny, SHARDS, Touch, UnknownBudget, shard_of};
 use crate::journal::{Hold, Journal, OpenHold, Pool, Settled};
 use crate::ops::metrics::FleetMetrics;
 use crate::{clock, entropy};
+
+pub use ends::Ends;
+
+use ends::End;
+use wait::{Outage, Wait};
 
 /// The most times that one admission is sent: it may meet a new epoch, a budget that is not known, and pools that others
 /// have emptied again before its turn.
@@ -41,21 +47,9 @@ const TRIES_MAX: usize = 16;
 const TRIES_HERE_MAX: usize = 4;
 /// Charges that may wait for the ledger before admission stops: about half a gigabyte of memory.
 const UNBOOKED_MAX: u64 = 1_000_000;
-/// Ends that are on their way to Redis at once.
-const ENDING_AT_ONCE: usize = 256;
 /// Admissions without an answer that wait to be voided: a breaker opens after the first of them.
 const VOIDS_MAX: usize = 4096;
-/// How long a call waits for a Redis that has just gone, before it is told to come back.
-const OUTAGE_PATIENCE: Duration = Duration::from_secs(2);
-/// A Redis that is away for longer is not waited for.
-const OUTAGE_NEW: Duration = Duration::from_secs(5);
-/// Calls that wait for it at once.
-const OUTAGE_WAITING_MAX: usize = 1024;
-/// The first pause of such a call; each is twice the one before.
-const OUTAGE_PAUSE: Duration = Duration::from_millis(25);
 const SECONDS_PER_HOUR: u64 = 3600;
-/// How long an end that Redis did not take waits.
-const END_AGAIN: Duration = Duration::from_millis(200);
 
 /// Who gets money for pools, and knows their epochs.
 #[async_trait]
@@ -129,10 +123,7 @@ struct Inner {
     unended: AtomicUsize,
     /// The ledger has given this boot up: its money is somebody else's.
     given_up: AtomicBool,
-    /// Since when no call has found money in a pool that could be asked.
-    away: Mutex<Option<Instant>>,
-    /// Calls that wait for that to be over.
-    waiting: AtomicUsize,
+    outage: Outage,
     /// The ledger knows this boot.
     registered: AtomicBool,
     slot_lease: Duration,
@@ -164,12 +155,6 @@ struct InPool {
     amount: Amount,
     /// Once it is placed.
     placed: Option<Arc<OpenHold>>,
-}
-
-/// What Redis is to be told of an end.
-enum End {
-    Settled(Arc<Settled>, Pool),
-    Void(AccountId, HoldId, Pool),
 }
 
 /// What is left of pools whose Redis is gone.
@@ -205,8 +190,7 @@ impl Fleet {
             ending,
             unended: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
-            away: Mutex::default(),
-            waiting: AtomicUsize::new(0),
+            outage: Outage::default(),
             registered: AtomicBool::new(false),
             slot_lease,
         });
@@ -337,11 +321,11 @@ impl Holds for Fleet {
         if inner.journal.unposted() > UNBOOKED_MAX {
             return Err(Deny::Overloaded);
         }
-        let mut wait = Wait::new(inner);
+        let mut wait = Wait::new(&inner.outage);
         loop {
             match inner.admit_somewhere(&admit).await {
                 // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment.
-                Err(Deny::Unavailable) if wait.again().await => {}
+                Err(Deny::Unavailable) if inner.journal.is_writable() && wait.again().await => {}
                 admitted => return admitted,
             }
         }
@@ -434,7 +418,7 @@ impl Inner {
         }
         match Box::pin(self.admit_in_pool(admit)).await {
             Tried::Placed(ticket) => {
-                self.is_back();
+                self.outage.is_over();
                 return Ok(ticket);
             }
             Tried::Denied(deny) => {
@@ -464,17 +448,6 @@ impl Inner {
             return placed;
         }
         Err(Deny::Unavailable)
-    }
-
-    fn is_back(&self) {
-        *self.away.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Whether pools can be asked, or could be a moment ago.
-    fn is_away_for_long(&self) -> bool {
-        let now = clock::now();
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        now.saturating_duration_since(*away.get_or_insert(now)) > OUTAGE_NEW
     }
 
     async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {
@@ -678,48 +651,6 @@ impl Abandon for Inner {
     }
 }
 
-/// How long one call waits for a Redis that has just gone.
-struct Wait<'a> {
-    inner: &'a Inner,
-    end: Option<Instant>,
-    pause: Duration,
-}
-
-impl<'a> Wait<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        Self { inner, end: None, pause: OUTAGE_PAUSE }
-    }
-
-    /// Waits a little; whether the call should try again.
-    async fn again(&mut self) -> bool {
-        let now = clock::now();
-        if self.end.is_none() {
-            let room = |waiting| (waiting < OUTAGE_WAITING_MAX).then_some(waiting + 1);
-            if self.inner.is_away_for_long()
-                || !self.inner.journal.is_writable()
-                || self.inner.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err()
-            {
-                return false;
-            }
-        }
-        let end = *self.end.get_or_insert(now + OUTAGE_PATIENCE);
-        if now >= end {
-            return false;
-        }
-        tokio::time::sleep(self.pause).await;
-        self.pause *= 2;
-        true
-    }
-}
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if self.end.is_some() {
-            self.inner.waiting.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
 /// An admission that was sent. Whoever drops it before it is answered will never use an answer: it is voided.
 struct Asked<'a> {
     inner: &'a Arc<Inner>,
@@ -757,57 +688,5 @@ fn hold_of(id: HoldId, admit: &Admit, pool: Pool) -> Hold {
         key: admit.key.0,
         price_version: admit.price_version,
         pool: Some(pool),
-    }
-}
-
-/// Tells Redis of ends.
-pub struct Ends {
-    inner: Arc<Inner>,
-    ends: mpsc::Receiver<End>,
-}
-
-impl Ends {
-    /// Tells them. Never ends: run it as a service. One that Redis does not take is told again; what it does not know,
-    /// or belongs to an epoch that is over, needs no telling.
-    pub async fn run(mut self) {
-        let mut under_way = FuturesUnordered::new();
-        loop {
-            tokio::select! {
-                Some(()) = under_way.next(), if !under_way.is_empty() => {
-                    self.inner.unended.fetch_sub(1, Ordering::AcqRel);
-                }
-                Some(end) = self.ends.recv(), if under_way.len() < ENDING_AT_ONCE => {
-                    under_way.push(tell(Arc::clone(&self.inner), end));
-                }
-                // Nobody is left who could end a hold.
-                else => std::future::pending().await,
-            }
-        }
-    }
-}
-
-async fn tell(inner: Arc<Inner>, end: End) {
-    loop {
-        let asked_at = clock::now();
-        let (pool, told) = match &end {
-            End::Settled(settled, pool) => (*pool, inner.redis.settle(*pool, settled).await),
-            End::Void(account, hold, pool) => (*pool, inner.redis.void(*account, *pool, *hold).await),
-        };
-        inner.took("settle", asked_at);
-        match told {
-            Err(RedisError::Stale(_)) => {
-                inner.metrics.redis_stale.inc();
-                return;
-            }
-            Ok(_) | Err(RedisError::NoSuch) => return,
-            Err(RedisError::Refused(error)) => {
-                tracing::error!(error, shard = pool.shard, "redis refuses the end of a hold");
-            }
-            Err(error) => tracing::debug!(%error, shard = pool.shard, "redis cannot be told of an end"),
-        }
-        if pool.epoch < inner.lock().epoch(pool.shard) {
-            return;
-        }
-        tokio::time::sleep(END_AGAIN).await;
     }
 }
