@@ -179,8 +179,16 @@ impl Books {
                 Ok(json!({ "revoked": key_id(&record) }))
             }
             Verb::Rotate { key, overlap_seconds } => self.rotate(&key, overlap_seconds),
-            Verb::Verify => Ok(json!(self.ledger()?.verify()?)),
+            Verb::Verify => self.verify(),
         }
+    }
+
+    fn verify(&self) -> Result<Value, BooksError> {
+        let verified = self.ledger()?.verify();
+        if let Err(error @ LedgerError::Violation(_)) = &verified {
+            tracing::error!(breach = "books", %error, "an invariant of the books does not hold");
+        }
+        Ok(json!(verified?))
     }
 
     /// Makes accounts and keys of a config that was read anew, or brings their settings up to date. What

@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::books::Books;
 use crate::config::checked::{Bounds, Config, Listen, Listener, Store, Timers};
+use crate::config::sentry::Tracker;
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
 use crate::fleet::catalogue::Published;
@@ -66,6 +67,7 @@ pub struct Fixed {
     listen: Listen,
     data: PathBuf,
     store: Store,
+    tracker: Option<Tracker>,
     /// Of these some.
     bounds: Bounds,
 }
@@ -117,8 +119,14 @@ impl Fixed {
     /// Of the config that a process starts with.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let Config { listen, data, store, bounds, .. } = config;
-        Self { listen: listen.clone(), data: data.clone(), store: store.clone(), bounds: bounds.clone() }
+        let Config { listen, data, store, bounds, tracker, .. } = config;
+        Self {
+            listen: listen.clone(),
+            data: data.clone(),
+            store: store.clone(),
+            tracker: tracker.clone(),
+            bounds: bounds.clone(),
+        }
     }
 
     /// The fields in which a config differs.
@@ -137,6 +145,7 @@ impl Fixed {
             ("listen.admin", *admin != config.listen.admin),
             ("listen.threads", *threads != config.listen.threads),
             ("store", self.data != config.data || self.store != config.store),
+            ("sentry", self.tracker != config.tracker),
             ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
             ("bounds.connections_max", mine.connections_max != theirs.connections_max),
             (
@@ -186,7 +195,7 @@ impl Reloader {
         let needs_restart = self.fixed.differences(&config);
         #[rustfmt::skip]
         let Config {
-            bounds, routing, drain, timers, catalogue, catalogue_of_fleet, accounts, listen: _, data: _, store: _,
+            bounds, routing, drain, timers, catalogue, catalogue_of_fleet, accounts, listen: _, data: _, store: _, tracker: _,
         } = config;
         // The node's own timers may be other ones now.
         let catalogue = match &state.published {

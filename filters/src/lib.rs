@@ -36,6 +36,7 @@ pub mod meter;
 pub mod money;
 pub mod preferences;
 pub mod purse;
+pub mod report;
 pub mod route;
 pub mod stream;
 pub mod upstream;

@@ -19,6 +19,7 @@ use crate::config::{self, Config, Version};
 use crate::edge::Tls;
 use crate::mock::{self, Script};
 use crate::ops::log::{self, Format};
+use crate::ops::tracker;
 use crate::reload::{self, Source};
 use crate::serve::{self, Left};
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
@@ -391,7 +392,9 @@ impl Cli {
         let done = match self.verb {
             Verb::Serve { upgrade } => {
                 let (config, version) = load_version(&self.config)?;
-                let _writing = log::start(self.log);
+                let port = config.listen.callers.first().map_or(0, |listener| listener.address.port());
+                let (_reporting, alarms) = tracker::start(config.tracker.as_ref(), &tracker::node_name(port));
+                let _writing = log::start(self.log, alarms);
                 return serve::run(config, Source { file: self.config, version }, upgrade);
             }
             Verb::Check => {
@@ -431,7 +434,7 @@ impl Cli {
             }
             Verb::Mock { listen, script } => {
                 let script: Script = serde_json::from_str(&script).context("--script")?;
-                let _writing = log::start(self.log);
+                let _writing = log::start(self.log, None);
                 play(listen, script)
             }
         };

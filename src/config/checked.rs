@@ -19,7 +19,8 @@ use ipnet::IpNet;
 use rustix::process::{Resource, getrlimit};
 
 use super::reach::{self, Reach};
-use super::{Faults, address, join, raw};
+use super::sentry::Tracker;
+use super::{Faults, address, join, raw, sentry};
 use crate::credential::{self, Credential};
 use crate::secret::Secret;
 use crate::settings::{AccountSettings, KeySettings, LimitSpec};
@@ -58,6 +59,8 @@ pub struct Config {
     /// The file names none: it is the one that the fleet has published.
     pub catalogue_of_fleet: bool,
     pub accounts: Vec<Account>,
+    /// Where alarms go, beside the log.
+    pub tracker: Option<Tracker>,
 }
 
 /// Where money is kept.
@@ -363,7 +366,8 @@ pub struct Key {
 /// # Errors
 /// All faults at once.
 pub fn check(file: raw::File) -> Result<Config, Faults> {
-    let raw::File { listen, store, bounds, routing, drain, providers, models, aliases, bootstrap } = file;
+    let raw::File { listen, store, bounds, routing, drain, providers, models, aliases, bootstrap, sentry } =
+        file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
     let (data, store) = check.store(store);
@@ -389,6 +393,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     };
     check.models_are_elsewhere = catalogue_of_fleet;
     let accounts = check.accounts(bootstrap, &catalogue);
+    let tracker = sentry::check(sentry, &mut check.faults);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
@@ -404,6 +409,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
             catalogue,
             catalogue_of_fleet,
             accounts,
+            tracker,
         }),
         None => Err(Faults::one("listen", "cannot be used")),
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use deserr::{Deserr, ErrorKind, IntoValue, Map as _, Value, ValueKind, ValuePointerRef, take_cf_content};
 
 use super::Faults;
+use super::sentry::Sentry;
 use crate::secret::Secret;
 
 /// The whole file.
@@ -38,6 +39,10 @@ pub struct File {
     /// Accounts and keys to make when they are not there yet.
     #[deserr(default)]
     pub bootstrap: Option<Bootstrap>,
+    /// Where panics and broken invariants are reported, beside the log: a project of Sentry. Never a key, a prompt, a
+    /// body or an error's text. Default: nowhere.
+    #[deserr(default)]
+    pub sentry: Option<Sentry>,
 }
 
 /// The part of a file that the nodes of a fleet may have in common.

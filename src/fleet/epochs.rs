@@ -129,6 +129,7 @@ impl Epochs {
             }
             Err(LedgerError::BootOver(boot)) => {
                 tracing::error!(
+                    breach = "given_up",
                     boot,
                     "the ledger has given this node up: nothing is admitted any more; start it anew"
                 );

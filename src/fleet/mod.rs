@@ -417,6 +417,7 @@ async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
             Ok(Ok(())) => servers.reach.answered(),
             Ok(Err(LedgerError::BootOver(boot))) => {
                 tracing::error!(
+                    breach = "given_up",
                     boot,
                     "the ledger has given this node up: nothing is admitted any more; start it anew"
                 );

@@ -38,7 +38,11 @@ pub(super) async fn watch(servers: Servers) {
         let alarming: HashSet<String> =
             drifts.iter().filter(|drift| drift.is_alarming()).map(ToString::to_string).collect();
         for drift in alarming.intersection(&before).filter(|drift| !told.contains(*drift)) {
-            tracing::error!(drift, "redis and the ledger differ: see docs/runbooks/drift.md");
+            tracing::error!(
+                breach = "drift",
+                drift,
+                "redis and the ledger differ: see docs/runbooks/drift.md"
+            );
         }
         told = alarming.intersection(&before).cloned().collect();
         before = alarming;

@@ -160,6 +160,7 @@ impl Writer {
             }
             if stop && tries_left == 0 {
                 tracing::error!(
+                    breach = "charges_lost",
                     lost = self.unwritten.len(),
                     "charges are lost: the disk takes no records; their holds end at their last progress"
                 );
@@ -289,7 +290,7 @@ impl Writer {
             Ok(_) => {}
             Err(error) => {
                 if self.shared.writable.swap(false, Ordering::AcqRel) {
-                    tracing::error!(%error, "the journal cannot be written: no call is admitted until it can");
+                    tracing::error!(breach = "journal", %error, "the journal cannot be written: no call is admitted until it can");
                 }
             }
         }
@@ -373,7 +374,7 @@ fn refuse(waiters: Vec<oneshot::Sender<bool>>) {
 
 fn put(record: &Record, buffer: &mut Vec<u8>) {
     if encode(record, buffer).is_err() {
-        tracing::error!(?record, "a journal record is too long and was left out");
+        tracing::error!(breach = "charges_lost", ?record, "a journal record is too long and was left out");
     }
 }
 
@@ -412,7 +413,7 @@ impl Syncer {
 
     /// The kernel may have dropped pages, and says so only once.
     fn give_up(&self, shared: &Shared, error: &io::Error) {
-        tracing::error!(%error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
+        tracing::error!(breach = "journal", %error, "fdatasync of the journal failed: no further call is admitted; restart on a sound disk");
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
         shared.writable.store(false, Ordering::Release);
     }

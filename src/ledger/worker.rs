@@ -67,7 +67,7 @@ fn post(ledger: &mut dyn Ledger, boot: i64, batch: &[Settled], journal: &Journal
         match ledger.post(boot, batch) {
             Ok(_) => return true,
             Err(error) => {
-                tracing::error!(%error, count = batch.len(), "a batch could not be booked; trying again");
+                tracing::error!(breach = "unbooked", %error, count = batch.len(), "a batch could not be booked; trying again");
             }
         }
         if journal.is_stopping() {

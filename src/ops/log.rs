@@ -12,6 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::lines::Lines;
 pub use super::lines::Writing;
+use super::tracker::Alarms;
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -24,7 +25,7 @@ pub enum Format {
 }
 
 /// Libraries whose finer lines show heads, and with them keys and credentials.
-const TALKATIVE: [&str; 5] = ["pingora", "h2", "hyper", "reqwest", "rustls"];
+const TALKATIVE: [&str; 6] = ["pingora", "h2", "hyper", "reqwest", "rustls", "ureq"];
 
 /// Parts of Pingora that take a caller who leaves or speaks no HTTP for an error of ours: anybody could
 /// fill the log. Our own lines and metrics say what there is to say.
@@ -39,8 +40,9 @@ fn is_discreet(line: &Metadata<'_>) -> bool {
     !TALKATIVE.iter().any(is_of) || *line.level() <= Level::WARN
 }
 
-/// Starts logging. `RUST_LOG` overrides the default filter. Lines are written as long as the answer is kept.
-pub fn start(format: Format) -> Writing {
+/// Starts logging. `RUST_LOG` overrides the default filter. Lines are written as long as the answer is kept; `alarms` see
+/// them whatever the filter says.
+pub fn start(format: Format, alarms: Option<Alarms>) -> Writing {
     let default = "info,pingora_load_balancing=warn";
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     // Without the hint every line of every library that nobody wants would be made and then dropped.
@@ -48,7 +50,7 @@ pub fn start(format: Format) -> Writing {
     let filter = filter.and(filter_fn(is_discreet).with_max_level_hint(finest));
     let (lines, writing) = Lines::start(std::io::stderr());
     let lines = tracing_subscriber::fmt::layer().with_writer(lines);
-    let registry = tracing_subscriber::registry();
+    let registry = tracing_subscriber::registry().with(alarms);
     let started = match format {
         Format::Text => registry.with(lines.with_filter(filter)).try_init(),
         Format::Json => registry.with(lines.json().flatten_event(true).with_filter(filter)).try_init(),

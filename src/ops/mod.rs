@@ -1,8 +1,9 @@
-//! What an operator sees: metrics, logs, health.
+//! What an operator sees: metrics, logs, health, alarms.
 
 mod lines;
 pub mod log;
 pub mod metrics;
 pub mod notify;
+pub mod tracker;
 
 pub use metrics::Metrics;

@@ -113,7 +113,11 @@ impl Ctx {
         match &mut self.stage {
             Stage::Admitted(call) => Ok(call),
             Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => {
-                tracing::error!(request_id = self.request_id, "a phase came in the wrong order");
+                tracing::error!(
+                    breach = "wrong_stage",
+                    request_id = self.request_id,
+                    "a phase came in the wrong order"
+                );
                 Error::e_explain(WRONG_STAGE, "no call is admitted")
             }
         }

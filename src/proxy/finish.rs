@@ -96,7 +96,9 @@ impl Gateway {
         self.metrics.charged_nano.inc_by(whole(settlement.charged()));
         self.metrics.shortfall_nano.inc_by(whole(settlement.shortfall));
         if settlement.shortfall.is_positive() {
-            tracing::error!(shortfall = %settlement.shortfall, model = call.model_name(), "a call cost more than its hold and the balance");
+            let endpoint = call.current.and_then(|current| call.endpoint(current.endpoint).ok());
+            let endpoint = endpoint.map_or("", |endpoint| endpoint.name.as_str());
+            tracing::error!(breach = "shortfall", shortfall = %settlement.shortfall, model = call.model_name(), endpoint, "a call cost more than its hold and the balance");
         }
         if used.estimated {
             self.metrics.estimated.inc();

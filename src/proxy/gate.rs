@@ -496,7 +496,7 @@ impl State {
         let provider_cost = provider_cost.map(|card| cost(card, &used.usage));
         let provider_cost = provider_cost.transpose().ok().flatten().unwrap_or(Amount::ZERO);
         let cost = bill.cost(&used.usage, used.tier).unwrap_or_else(|error| {
-            tracing::error!(%error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
+            tracing::error!(breach = "no_cost", %error, hold = %ticket.id(), "a cost cannot be computed: the whole hold is charged");
             ticket.amount()
         });
         Charge {

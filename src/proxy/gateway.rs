@@ -240,6 +240,7 @@ impl Gateway {
 }
 
 fn internal(error: &Error) -> Rejection {
-    tracing::error!(%error, "a request failed inside the gateway");
+    let reason = error.etype().as_str();
+    tracing::error!(breach = "inside", reason, %error, "a request failed inside the gateway");
     Rejection::new(Reason::Internal, "Something broke in the gateway.")
 }

@@ -229,7 +229,7 @@ impl Holds for Embedded {
         let settlement = settled.settlement();
         // A disk that refuses it has closed admission already; the record is kept and written later.
         if let Err(error) = self.inner.journal.settle(settled).await {
-            tracing::error!(%error, hold = %ticket.id(), "a charge waits for the disk");
+            tracing::error!(breach = "charge_waits", %error, hold = %ticket.id(), "a charge waits for the disk");
         }
         settlement
     }

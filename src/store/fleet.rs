@@ -353,7 +353,7 @@ impl Holds for Fleet {
         let settled = inner.close(&hold, settled);
         let settlement = settled.settlement();
         if let Err(error) = inner.journal.settle(settled.as_ref().clone()).await {
-            tracing::error!(%error, hold = %hold.id(), "a charge waits for the disk");
+            tracing::error!(breach = "charge_waits", %error, hold = %hold.id(), "a charge waits for the disk");
         }
         // Not told when this is dropped before it: then the reaper finds the hold, and the ledger its end.
         inner.end(End::Settled(settled, inner.pool_of(&hold)));

@@ -44,6 +44,7 @@ mod simulation;
 mod streams;
 mod support;
 mod surfaces;
+mod tracker;
 mod upgrade;
 mod upstreams;
 mod wall;

@@ -88,7 +88,13 @@ pub(super) async fn set_misfits_aside(
         why.is_none()
     });
     for (hold, settled, why) in misfits {
-        tracing::error!(why, account = settled.account, request = settled.request, "a call cannot be booked");
+        tracing::error!(
+            breach = "misfit",
+            why,
+            account = settled.account,
+            request = settled.request,
+            "a call cannot be booked"
+        );
         let text = text(&serde_json::to_string(settled).unwrap_or_default());
         let insert =
             "INSERT INTO misfit (hold, why, settled, at_ms) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
@@ -455,6 +461,7 @@ impl Books {
         if written_off.is_positive() {
             let (account, nano) = (settled.account, written_off.nano());
             tracing::error!(
+                breach = "written_off",
                 account,
                 nano,
                 request = settled.request,

@@ -66,7 +66,7 @@ async fn tell(inner: Arc<Inner>, end: End) {
             }
             Ok(_) | Err(RedisError::NoSuch) => return,
             Err(RedisError::Refused(error)) => {
-                tracing::error!(error, shard = pool.shard, "redis refuses the end of a hold");
+                tracing::error!(breach = "end_refused", %error, shard = pool.shard, "redis refuses the end of a hold");
             }
             Err(error) => tracing::debug!(%error, shard = pool.shard, "redis cannot be told of an end"),
         }

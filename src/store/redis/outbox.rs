@@ -146,7 +146,9 @@ fn outgoing(shard: u16, mut answer: Answer) -> Result<Vec<Outgoing>, RedisError>
                 found.push(Outgoing { shard, id, end: End::Reaped { hold, boot, cost } });
             }
             // Only we write it. It stays, so that somebody can look at it.
-            (Ok(_) | Err(_), _) => tracing::error!(shard, id, "a record in the outbox is damaged"),
+            (Ok(_) | Err(_), _) => {
+                tracing::error!(breach = "outbox", shard, id, "a record in the outbox is damaged");
+            }
         }
     }
     Ok(found)

@@ -9,6 +9,7 @@ pub mod link;
 pub mod postgres;
 pub mod redis;
 pub mod tls;
+pub mod tracker;
 
 pub use caller::{Answer, Call, Caller};
 pub use gateway::{Gateway, Setup};
