@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use filters::ids::{AccountId, HoldId, KeyDigest};
 use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
+use rusqlite::{
+    CachedStatement, Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params,
+};
 
 use super::port::{
     AccountRow, Generation, KeyRecord, Keyed, KeyedCall, Ledger, LedgerError, Movement, NewKey, Scope,
@@ -128,8 +130,9 @@ impl Ledger for Sqlite {
         let mut new = 0;
         // One sum an account: a batch is booked whole or not at all, so nobody sees the steps.
         let mut charged: HashMap<i64, i64> = HashMap::new();
+        let mut rows = Rows::of(&transaction)?;
         for settled in batch {
-            if let Some(amount) = post_one(&transaction, settled)? {
+            if let Some(amount) = rows.post_one(settled)? {
                 new += 1;
                 let sum = charged.entry(settled.account).or_default();
                 *sum = sum
@@ -137,6 +140,7 @@ impl Ledger for Sqlite {
                     .ok_or_else(|| LedgerError::Violation("a batch charges more than there is".to_owned()))?;
             }
         }
+        drop(rows);
         for (account, amount) in charged {
             take_charged(&transaction, boot, account, amount)?;
         }
@@ -495,20 +499,35 @@ const LAWS: [(&str, &str); 9] = [
     ),
 ];
 
-/// Books one ended hold. Answers what it charged, or nothing where it was booked before.
-fn post_one(transaction: &Transaction<'_>, settled: &Settled) -> Result<Option<i64>, LedgerError> {
-    let hold = HoldId(settled.id).to_bytes();
-    let [held, captured, released, excess, shortfall] = settled.parts;
-    let tokens = serde_json::Value::from(settled.tokens.to_vec()).to_string();
-    let new = transaction
-        .prepare_cached(
-            "INSERT INTO settlement (hold, account, request, model, endpoint, attempts, held, captured,
-                 released, excess, shortfall, provider_cost, tokens, estimated, anomaly, at_ms, abandoned,
-                 key_digest, held_ms, price_version)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
-             ON CONFLICT (hold) DO NOTHING",
-        )?
-        .execute(params![
+/// The statements that book ended holds, ready for a whole batch.
+struct Rows<'t> {
+    settlement: CachedStatement<'t>,
+    transfer: CachedStatement<'t>,
+}
+
+const INSERT_SETTLEMENT: &str =
+    "INSERT INTO settlement (hold, account, request, model, endpoint, attempts, held, captured,
+         released, excess, shortfall, provider_cost, tokens, estimated, anomaly, at_ms, abandoned,
+         key_digest, held_ms, price_version)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
+     ON CONFLICT (hold) DO NOTHING";
+const INSERT_TRANSFER: &str = "INSERT INTO transfer (reference, kind, debit, credit, amount, reason, at_ms)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (reference, kind) DO NOTHING";
+
+impl<'t> Rows<'t> {
+    fn of(transaction: &'t Transaction<'_>) -> Result<Self, LedgerError> {
+        Ok(Self {
+            settlement: transaction.prepare_cached(INSERT_SETTLEMENT)?,
+            transfer: transaction.prepare_cached(INSERT_TRANSFER)?,
+        })
+    }
+
+    /// Books one ended hold. Answers what it charged, or nothing where it was booked before.
+    fn post_one(&mut self, settled: &Settled) -> Result<Option<i64>, LedgerError> {
+        let hold = HoldId(settled.id).to_bytes();
+        let [held, captured, released, excess, shortfall] = settled.parts;
+        let tokens = json(&settled.tokens)?;
+        let new = self.settlement.execute(params![
             hold,
             settled.account,
             settled.request,
@@ -530,31 +549,32 @@ fn post_one(transaction: &Transaction<'_>, settled: &Settled) -> Result<Option<i
             settled.held_ms,
             settled.price_version,
         ])?;
-    if new == 0 {
-        return Ok(None);
+        if new == 0 {
+            return Ok(None);
+        }
+        let settlement = settled.settlement();
+        let mut transfers = settlement.transfers(settled.account());
+        if settled.provider_cost > 0 {
+            transfers.push(Transfer {
+                kind: TransferKind::ProviderCost,
+                debit: LedgerAccount::ProviderCost,
+                credit: LedgerAccount::ProviderPayable,
+                amount: Amount::from_nano(settled.provider_cost),
+            });
+        }
+        if settled.abandoned > 0 {
+            transfers.push(Transfer {
+                kind: TransferKind::Abandoned,
+                debit: LedgerAccount::Abandoned,
+                credit: LedgerAccount::ProviderPayable,
+                amount: Amount::from_nano(settled.abandoned),
+            });
+        }
+        for transfer in &transfers {
+            insert(&mut self.transfer, &hold, transfer, "", settled.at_ms)?;
+        }
+        Ok(Some(settlement.charged().nano()))
     }
-    let settlement = settled.settlement();
-    let mut transfers = settlement.transfers(settled.account());
-    if settled.provider_cost > 0 {
-        transfers.push(Transfer {
-            kind: TransferKind::ProviderCost,
-            debit: LedgerAccount::ProviderCost,
-            credit: LedgerAccount::ProviderPayable,
-            amount: Amount::from_nano(settled.provider_cost),
-        });
-    }
-    if settled.abandoned > 0 {
-        transfers.push(Transfer {
-            kind: TransferKind::Abandoned,
-            debit: LedgerAccount::Abandoned,
-            credit: LedgerAccount::ProviderPayable,
-            amount: Amount::from_nano(settled.abandoned),
-        });
-    }
-    for transfer in &transfers {
-        book(transaction, &hold, transfer, "", settled.at_ms)?;
-    }
-    Ok(Some(settlement.charged().nano()))
 }
 
 /// Takes what was charged out of an account's balance and out of the lease that it was spent from.
@@ -637,14 +657,19 @@ fn book(
     reason: &str,
     at_ms: i64,
 ) -> Result<bool, LedgerError> {
+    insert(&mut transaction.prepare_cached(INSERT_TRANSFER)?, reference, transfer, reason, at_ms)
+}
+
+fn insert(
+    statement: &mut CachedStatement<'_>,
+    reference: &[u8],
+    transfer: &Transfer,
+    reason: &str,
+    at_ms: i64,
+) -> Result<bool, LedgerError> {
     let Transfer { kind, debit, credit, amount } = *transfer;
-    let new = transaction
-        .prepare_cached(
-            "INSERT INTO transfer (reference, kind, debit, credit, amount, reason, at_ms)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (reference, kind) DO NOTHING",
-        )?
-        .execute(params![reference, number(kind), row(debit), row(credit), amount.nano(), reason, at_ms])?;
-    Ok(new > 0)
+    let values = params![reference, number(kind), row(debit), row(credit), amount.nano(), reason, at_ms];
+    Ok(statement.execute(values)? > 0)
 }
 
 /// Whether what a reference stands for is just this transfer.
