@@ -1,24 +1,30 @@
 //! Each node's own record of holds: what was set aside, how far it got, how it ended.
 //!
-//! An append file per boot, written by one plain OS thread. What is durable when (design §5):
+//! An append file per boot, written by one plain OS thread, behind a ring in a mapped file that whoever serves a call
+//! writes into. What is durable when (design §5):
 //!
 //! - a hold's record is in the kernel before its upstream is called;
-//! - progress is coalesced: one write for all streams that moved, every [`TICK`];
 //! - a settle record is in the kernel before the caller gets the end of its answer;
-//! - `fdatasync` runs every [`TICK`] in a thread of its own, and nothing waits for it.
+//! - both for having been put into the ring (`ring`), by the thread that serves: nobody is waited for, nobody woken;
+//! - every [`TICK`] the journal's thread appends what is new in the ring, and one record for every stream that moved;
+//! - `fdatasync` follows each of these, in a thread of its own, and nothing waits for it.
 //!
-//! The first record in the queue wakes the writer, but only once everything else that was ready to run has
-//! run: under load one switch of threads and one write serve many requests.
+//! So `kill -9` loses at most a tick of tokens of running streams, in the callers' favour, and a power cut a tick of
+//! everything. A write that fails closes admission ([`Journal::is_writable`]) until one succeeds; a failed `fdatasync`
+//! closes it for good, since the kernel may have dropped the pages.
 //!
-//! So `kill -9` loses at most a tick of tokens of running streams, in the callers' favour, and a
-//! power cut a tick more. A write that fails closes admission ([`Journal::is_writable`]) until one
-//! succeeds; a failed `fdatasync` closes it for good, since the kernel may have dropped the pages.
+//! The disk has promised room for all that may come before the thread asks it again: a full ring, as many calls more
+//! as may be let in meanwhile (`writer::HOLDS_AHEAD`), and the ends of all that are open. When it promises no more,
+//! admission closes, and what was let in can end. Where no ring can be had, where it is full, and for a record too
+//! long for it, the thread is handed the record, writes it and answers: all the same, and slower.
 //!
 //! A settled record goes on to the ledger by a bounded queue. A segment is deleted when the ledger
 //! has everything in it; a new one begins with the holds that are still open.
 
+mod pages;
 pub mod record;
 mod replay;
+mod ring;
 mod writer;
 
 use std::fs::File;
@@ -26,22 +32,25 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use filters::ids::{AccountId, HoldId};
 use filters::money::Amount;
+use ring::Ring;
 use tokio::sync::oneshot;
 
 pub use record::{Hold, Pool, Settled};
 pub use replay::{Dead, Replayed, dead_boots};
 
-/// How often progress is written and the file synced.
+/// How often the log takes what is new, and is synced.
 pub const TICK: Duration = Duration::from_millis(20);
 /// A segment's size, in bytes, at which the next one begins.
 const SEGMENT_BYTES: u64 = 16 << 20;
+/// The longest frame that goes into the ring, in bytes: names are at most 128 + 200 + 401 of them.
+const FRAME_BYTES_MAX: usize = 1280;
 
 /// Where a boot's journal is.
 #[must_use]
@@ -87,15 +96,31 @@ struct Shared {
     unposted: AtomicU64,
 }
 
+/// What the threads that serve and the journal's thread share, under one lock.
 #[derive(Default)]
 struct Queue {
     entries: Vec<Entry>,
+    /// The frames of those entries that are in the ring, for the log.
+    frames: Vec<u8>,
+    /// `None`: none can be had.
+    ring: Option<Ring>,
+    /// Holds that may still be let in by the ring: there is room on disk for them and for their ends.
+    room: usize,
+    /// Of the entries those that are holds in the ring.
+    let_in: usize,
+    /// The journal's thread waits for the first record.
+    asleep: bool,
+    /// It is wanted before its tick.
+    urgent: bool,
     stop: bool,
+    /// It has taken its last record: no hold may come any more.
+    closed: bool,
 }
 
 struct Entry {
     what: What,
-    written: oneshot::Sender<bool>,
+    /// Who waits for it; `None`: it is in the ring.
+    written: Option<oneshot::Sender<bool>>,
 }
 
 enum What {
@@ -129,6 +154,16 @@ impl Journal {
         holds_max: usize,
         ledger: SyncSender<Posting>,
     ) -> io::Result<(Self, Threads)> {
+        Self::start_at(tick(), root, boot, holds_max, ledger)
+    }
+
+    fn start_at(
+        tick: Duration,
+        root: &Path,
+        boot: i64,
+        holds_max: usize,
+        ledger: SyncSender<Posting>,
+    ) -> io::Result<(Self, Threads)> {
         let folder = folder(root, boot);
         std::fs::create_dir_all(&folder)?;
         // The folder's name must survive a power cut, or its lease would be nobody's.
@@ -144,7 +179,7 @@ impl Journal {
             posted: AtomicU64::new(0),
             unposted: AtomicU64::new(0),
         });
-        let (writer, syncer) = writer::start(Arc::clone(&shared), &folder, ledger)?;
+        let (writer, syncer) = writer::start(Arc::clone(&shared), &folder, tick, ledger)?;
         let journal = Self { shared };
         Ok((journal.clone(), Threads { writer, syncer, journal, boot: folder, lock }))
     }
@@ -154,7 +189,11 @@ impl Journal {
     /// # Errors
     /// [`Unwritable`]; nothing is recorded then.
     pub async fn hold(&self, hold: Arc<OpenHold>) -> Result<(), Unwritable> {
-        self.submit(What::Hold(hold)).await
+        let refused = match self.shared.put(What::Hold(hold)) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        self.submit(refused).await
     }
 
     /// Records how a hold ended. Resolves when it is in the kernel.
@@ -162,14 +201,22 @@ impl Journal {
     /// # Errors
     /// [`Unwritable`]; the record is kept and written as soon as the disk allows.
     pub async fn settle(&self, settled: Settled) -> Result<(), Unwritable> {
-        self.submit(What::Settle(Box::new(settled))).await
+        self.shared.unposted.fetch_add(1, Ordering::AcqRel);
+        let refused = match self.shared.put(What::Settle(Box::new(settled))) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        self.submit(refused).await
     }
 
     /// Records an end that nobody waits for (a dropped request).
     pub fn settle_unattended(&self, settled: Settled) {
-        let (written, _) = oneshot::channel();
-        if self.push(Entry { what: What::Settle(Box::new(settled)), written }) {
-            self.shared.wake.notify_one();
+        self.shared.unposted.fetch_add(1, Ordering::AcqRel);
+        if let Err(refused) = self.shared.put(What::Settle(Box::new(settled))) {
+            let (written, _) = oneshot::channel();
+            if self.shared.push(refused, written) {
+                self.shared.wake.notify_one();
+            }
         }
     }
 
@@ -197,7 +244,7 @@ impl Journal {
     /// Whether the process is about to leave.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
-        self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).stop
+        self.shared.lock().stop
     }
 
     /// The ledger has every settled record up to `number`.
@@ -206,9 +253,10 @@ impl Journal {
         self.shared.unposted.fetch_sub(count, Ordering::AcqRel);
     }
 
+    /// Hands a record to the journal's thread and waits until it is written.
     async fn submit(&self, what: What) -> Result<(), Unwritable> {
         let (written, done) = oneshot::channel();
-        if self.push(Entry { what, written }) {
+        if self.shared.push(what, written) {
             let wake = Wake(&self.shared);
             // Whoever is ready to run now may have a record too: one switch of threads and one write for all.
             tokio::task::yield_now().await;
@@ -216,13 +264,80 @@ impl Journal {
         }
         if done.await.unwrap_or(false) { Ok(()) } else { Err(Unwritable) }
     }
+}
 
-    /// Queues an entry. Whether it is the first: then the writer has to be woken, by whoever queued it.
-    fn push(&self, entry: Entry) -> bool {
-        let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.entries.push(entry);
-        queue.entries.len() == 1
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Puts a record into the ring, or gives it back: the ring is full, there is none, or none may come that way.
+    fn put(&self, what: What) -> Result<(), What> {
+        let mut room = [0; FRAME_BYTES_MAX];
+        let frame = match &what {
+            What::Hold(hold) => hold.hold.frame(&mut room),
+            What::Settle(settled) => settled.frame(&mut room),
+        };
+        let Ok(frame) = frame else { return Err(what) };
+        let is_hold = matches!(what, What::Hold(_));
+        let mut queue = self.lock();
+        if !queue.put(frame, is_hold) {
+            return Err(what);
+        }
+        queue.entries.push(Entry { what, written: None });
+        let wakes = queue.wakes();
+        drop(queue);
+        if wakes {
+            self.wake.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Queues a record for the journal's thread. Whether whoever queued it has to wake that.
+    fn push(&self, what: What, written: oneshot::Sender<bool>) -> bool {
+        let mut queue = self.lock();
+        if queue.closed && matches!(what, What::Hold(_)) {
+            // The sender is dropped: nothing is written any more.
+            return false;
+        }
+        queue.entries.push(Entry { what, written: Some(written) });
+        !std::mem::replace(&mut queue.urgent, true)
+    }
+}
+
+impl Queue {
+    fn put(&mut self, frame: &[u8], is_hold: bool) -> bool {
+        if is_hold && (self.closed || self.room == 0) {
+            return false;
+        }
+        let Some(ring) = &mut self.ring else { return false };
+        // The last quarter is for ends.
+        let spare = if is_hold { ring.bytes() / 4 } else { 0 };
+        if !ring.put(frame, spare) {
+            return false;
+        }
+        self.frames.extend_from_slice(frame);
+        if is_hold {
+            self.room -= 1;
+            self.let_in += 1;
+        }
+        true
+    }
+
+    /// Whether the journal's thread has to be woken now: it sleeps, or its tick could come too late.
+    fn wakes(&mut self) -> bool {
+        let is_half_full = self.ring.as_ref().is_some_and(|ring| ring.used() > ring.bytes() / 2);
+        let urgent = is_half_full || self.let_in > writer::HOLDS_AHEAD / 2;
+        let first = std::mem::take(&mut self.asleep);
+        first || urgent && !std::mem::replace(&mut self.urgent, true)
+    }
+}
+
+/// How often the log takes what is new. A test may have it wait, to see what the ring alone is worth.
+fn tick() -> Duration {
+    let asked =
+        if cfg!(debug_assertions) { std::env::var("TOLLGATE_TEST_JOURNAL_TICK_MS").ok() } else { None };
+    asked.and_then(|ms| ms.parse().ok()).map_or(TICK, Duration::from_millis)
 }
 
 /// Wakes the writer when it is dropped, so also when the request that has to wake it is.
@@ -271,9 +386,7 @@ impl Threads {
     /// [`Stopped::forget`]: the ledger may not have everything yet.
     #[must_use]
     pub fn stop(self) -> Stopped {
-        let mut queue = self.journal.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.stop = true;
-        drop(queue);
+        self.journal.shared.lock().stop = true;
         self.journal.shared.wake.notify_one();
         let none_open = self.writer.join().unwrap_or(false);
         let synced = self.syncer.join().is_ok();

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// The longest payload that is written or believed, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
-const HEADER_BYTES: usize = 8;
+/// Of a frame: length and checksum.
+pub(super) const HEADER_BYTES: usize = 8;
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,24 @@ pub enum Record {
     PooledHold(Pool, Hold),
     /// A hold in a pool ended.
     PooledSettled(Pool, Settled),
+    /// What the boot's ring has before this place stands in its log (`journal::ring`).
+    Drained {
+        /// Bytes of ring since the boot began.
+        upto: u64,
+    },
+}
+
+/// A record as it is written while somebody else has it: variant for variant what [`Record`] is.
+#[derive(Serialize)]
+enum Lent<'a> {
+    Hold(&'a Hold),
+    #[expect(dead_code, reason = "it takes the place that progress has in a record")]
+    Progress,
+    Settled(&'a Settled),
+    #[expect(dead_code, reason = "it takes the place that a probe has in a record")]
+    Probe,
+    PooledHold(Pool, &'a Hold),
+    PooledSettled(Pool, &'a Settled),
 }
 
 /// Money of one account that the ledger has leased to one incarnation of a Redis server, for all nodes.
@@ -128,7 +147,53 @@ impl Record {
     }
 }
 
+impl Hold {
+    /// Frames it as it is written, with the pool where there is one, into `room`.
+    ///
+    /// # Errors
+    /// [`BadFrame::Damaged`] when it does not fit.
+    pub(super) fn frame<'r>(&self, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
+        match self.pool {
+            Some(pool) => frame(&Lent::PooledHold(pool, self), room),
+            None => frame(&Lent::Hold(self), room),
+        }
+    }
+
+    /// Appends its frame to `out`.
+    ///
+    /// # Errors
+    /// [`BadFrame::Damaged`] when it is too long to be read again.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+        match self.pool {
+            Some(pool) => append(&Lent::PooledHold(pool, self), out),
+            None => append(&Lent::Hold(self), out),
+        }
+    }
+}
+
 impl Settled {
+    /// Frames it as it is written, with the pool where there is one, into `room`.
+    ///
+    /// # Errors
+    /// [`BadFrame::Damaged`] when it does not fit.
+    pub(super) fn frame<'r>(&self, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
+        match self.pool {
+            Some(pool) => frame(&Lent::PooledSettled(pool, self), room),
+            None => frame(&Lent::Settled(self), room),
+        }
+    }
+
+    /// Appends its frame to `out`.
+    ///
+    /// # Errors
+    /// [`BadFrame::Damaged`] when it is too long to be read again.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+        match self.pool {
+            Some(pool) => append(&Lent::PooledSettled(pool, self), out),
+            None => append(&Lent::Settled(self), out),
+        }
+    }
+
     /// Whose money it was.
     #[must_use]
     pub fn account(&self) -> AccountId {
@@ -181,15 +246,31 @@ pub enum BadFrame {
 /// # Errors
 /// [`BadFrame::Damaged`] when it cannot be written so that it can be read.
 pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+    append(record, out)
+}
+
+fn append(record: &impl Serialize, out: &mut Vec<u8>) -> Result<(), BadFrame> {
     let payload = postcard::to_stdvec(record).map_err(|_| BadFrame::Damaged)?;
-    let length = u32::try_from(payload.len()).map_err(|_| BadFrame::Damaged)?;
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(BadFrame::Damaged);
     }
-    out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(&crc32fast::hash(&payload).to_le_bytes());
+    out.extend_from_slice(&header(&payload)?);
     out.extend_from_slice(&payload);
     Ok(())
+}
+
+fn frame<'r>(record: &impl Serialize, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
+    let (front, rest) = room.split_at_mut_checked(HEADER_BYTES).ok_or(BadFrame::Damaged)?;
+    let payload = postcard::to_slice(record, rest).map_err(|_| BadFrame::Damaged)?;
+    front.copy_from_slice(&header(payload)?);
+    let end = HEADER_BYTES + payload.len();
+    room.get(..end).ok_or(BadFrame::Damaged)
+}
+
+fn header(payload: &[u8]) -> Result<[u8; HEADER_BYTES], BadFrame> {
+    let length = u32::try_from(payload.len()).map_err(|_| BadFrame::Damaged)?;
+    let (length, crc) = (u64::from(length), u64::from(crc32fast::hash(payload)));
+    Ok((crc << 32 | length).to_le_bytes())
 }
 
 /// Reads the record at the front of `bytes`; answers it and the length of its frame.
@@ -216,7 +297,11 @@ pub fn decode(bytes: &[u8]) -> Result<(Record, usize), BadFrame> {
     match &mut record {
         Record::PooledHold(pool, hold) => hold.pool = Some(*pool),
         Record::PooledSettled(pool, settled) => settled.pool = Some(*pool),
-        Record::Hold(_) | Record::Settled(_) | Record::Progress { .. } | Record::Probe => {}
+        Record::Hold(_)
+        | Record::Settled(_)
+        | Record::Progress { .. }
+        | Record::Probe
+        | Record::Drained { .. } => {}
     }
     Ok((record, end))
 }
@@ -249,6 +334,54 @@ mod tests {
             let (read, length) = decode(&bytes[at..]).unwrap();
             assert_eq!(read, record);
             at += length;
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_written_as_what_is_owned() {
+        let hold = Hold {
+            id: 7,
+            account: 1,
+            amount: 5,
+            at_ms: 9,
+            request: "r".into(),
+            model: "m".into(),
+            key: [3; 32],
+            price_version: 4,
+            pool: None,
+        };
+        let settled = Settled {
+            id: 7,
+            account: 1,
+            request: "r".into(),
+            model: "m".into(),
+            endpoint: "e".into(),
+            attempts: 2,
+            parts: [5, 4, 1, 0, 0],
+            provider_cost: 3,
+            abandoned: 0,
+            key: [3; 32],
+            held_ms: 9,
+            price_version: 4,
+            tokens: [1, 2, 3, 4, 5, 6, 7],
+            estimated: true,
+            anomaly: false,
+            at_ms: 11,
+            pool: None,
+        };
+        for pool in [None, Some(Pool { shard: 17, epoch: 3 })] {
+            let (hold, settled) = (Hold { pool, ..hold.clone() }, Settled { pool, ..settled.clone() });
+            let (mut owned, mut lent, mut room) = (vec![], vec![], [0; 512]);
+            encode(&Record::of_hold(hold.clone()), &mut owned).unwrap();
+            hold.encode(&mut lent).unwrap();
+            assert_eq!((lent.as_slice(), hold.frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            let (mut owned, mut lent) = (vec![], vec![]);
+            encode(&Record::of_settled(settled.clone()), &mut owned).unwrap();
+            settled.encode(&mut lent).unwrap();
+            assert_eq!((lent.as_slice(), settled.frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            for short in 0..owned.len() {
+                assert_eq!(settled.frame(&mut room[..short]), Err(BadFrame::Damaged), "{short}");
+            }
         }
     }
 

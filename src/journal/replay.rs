@@ -2,7 +2,8 @@
 //!
 //! A boot is dead when its lock is free: two processes may run over one folder during an upgrade.
 //! A torn record at the end of the last segment is what a crash leaves and ends the reading; a bad
-//! one anywhere else is damage, and is refused rather than skipped.
+//! one anywhere else is damage, and is refused rather than skipped. Behind what the log says it has of
+//! the ring comes what the ring has.
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
@@ -47,7 +48,7 @@ impl Replayed {
                 Record::Settled(end) | Record::PooledSettled(_, end) => {
                     settled.entry(end.id).or_insert(end);
                 }
-                Record::Probe => {}
+                Record::Probe | Record::Drained { .. } => {}
             }
         }
         open.retain(|id, _| !settled.contains_key(id));
@@ -101,6 +102,12 @@ impl Dead {
         for (index, path) in segments.iter().enumerate() {
             records.extend(read_segment(path, index + 1 == segments.len())?);
         }
+        let drained = records.iter().filter_map(|record| match record {
+            Record::Drained { upto } => Some(*upto),
+            _ => None,
+        });
+        let drained = drained.max().unwrap_or_default();
+        records.extend(super::ring::read(&self.folder, drained)?);
         Ok(Replayed::of(records))
     }
 

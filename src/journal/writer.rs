@@ -1,4 +1,6 @@
 //! The journal's two threads: one appends, one syncs.
+//!
+//! At most a tick lies between a record in the ring and the write that takes it along, and the sync follows at once.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -10,19 +12,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use filters::ids::HoldId;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 
-use super::record::{Record, encode};
-use super::{Entry, OpenHold, Posting, SEGMENT_BYTES, Shared, TICK, What};
+use super::pages::{DATA_BYTES, Touch};
+use super::record::{BadFrame, Record, encode};
+use super::ring::{PAGES as RING_PAGES, Ring};
+use super::{Entry, FRAME_BYTES_MAX, OpenHold, Posting, Queue, SEGMENT_BYTES, Settled, Shared, TICK, What};
 
 /// How long to wait before a failed write is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 /// A page: what is written to see whether the disk is well has to need room.
 const PROBE_BYTES: usize = 4096;
-/// Room on disk that every open hold has for its end, in bytes: names are at most 128 + 200 + 401 of them.
-const END_BYTES: u64 = 1280;
+/// Room on disk that every open hold has for its end, in bytes.
+const END_BYTES: u64 = FRAME_BYTES_MAX as u64;
+/// Calls that may be let in by the ring before the disk is asked for more room: 650 KB of it. A tick of 20,000 a second.
+pub(super) const HOLDS_AHEAD: usize = 512;
 /// The least that is reserved at a time, in bytes.
 const RESERVE_BYTES: u64 = 16 << 10;
 /// Of one progress record, at most.
@@ -35,23 +42,37 @@ const LAST_TRIES: u32 = 20;
 pub(super) fn start(
     shared: Arc<Shared>,
     folder: &Path,
+    tick: Duration,
     ledger: SyncSender<Posting>,
 ) -> io::Result<(JoinHandle<bool>, JoinHandle<()>)> {
     let sync = Arc::new(Syncer::default());
     let segment = Segment::create(folder, 1)?;
+    let touch = match Ring::create(folder) {
+        Ok((ring, touch)) => {
+            shared.lock().ring = Some(ring);
+            Some(touch)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the journal has no ring: every call waits for its thread, twice");
+            None
+        }
+    };
     let mut writer = Writer {
         shared: Arc::clone(&shared),
         folder: folder.to_owned(),
+        tick,
+        touch,
         segment,
         finished: vec![],
         open: HashMap::new(),
         ledger,
         backlog: vec![],
-        unwritten: vec![],
+        unwritten: Unwritten::default(),
         number: 0,
+        drained: 0,
         rotate_at: SEGMENT_BYTES,
         sync: Arc::clone(&sync),
-        buffer: Vec::with_capacity(64 << 10),
+        buffer: vec![],
     };
     let syncer = thread::Builder::new().name("journal-sync".to_owned()).spawn(move || sync.run(&shared))?;
     let writer = thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run())?;
@@ -116,6 +137,9 @@ impl Segment {
 struct Writer {
     shared: Arc<Shared>,
     folder: PathBuf,
+    tick: Duration,
+    /// `None`: there is no ring.
+    touch: Option<Touch>,
     segment: Segment,
     /// Earlier segments, each with the number of the last settled record in it.
     finished: Vec<(PathBuf, u64)>,
@@ -123,36 +147,60 @@ struct Writer {
     ledger: SyncSender<Posting>,
     /// Settled and written, but the ledger's queue was full.
     backlog: Vec<Posting>,
-    /// Settled, but the disk would not take it.
-    unwritten: Vec<Posting>,
+    unwritten: Unwritten,
+    /// Settled records that are written.
     number: u64,
+    /// The place in the ring up to which the log has it.
+    drained: u64,
     /// The segment's length at which the next one begins.
     rotate_at: u64,
     sync: Arc<Syncer>,
     buffer: Vec<u8>,
 }
 
+/// What the disk would not take, and nobody was told that it did not: it is in the ring, or it is an end.
+#[derive(Default)]
+struct Unwritten {
+    holds: Vec<Arc<OpenHold>>,
+    #[expect(clippy::vec_box, reason = "they come boxed, and go on boxed to the ledger")]
+    settled: Vec<Box<Settled>>,
+}
+
+/// What was there at one look.
+struct Taken {
+    entries: Vec<Entry>,
+    /// How far the ring goes.
+    upto: u64,
+    stop: bool,
+}
+
 /// What came at once, sorted by what becomes of it on a disk that is full.
 #[derive(Default)]
 struct Batch {
+    /// They are in the ring, and their upstreams may be called already.
+    let_in: Vec<Arc<OpenHold>>,
     holds: Vec<Arc<OpenHold>>,
     hold_bytes: Vec<u8>,
     hold_waiters: Vec<oneshot::Sender<bool>>,
-    settled: Vec<Posting>,
+    #[expect(clippy::vec_box, reason = "they come boxed, and go on boxed to the ledger")]
+    settled: Vec<Box<Settled>>,
     settle_waiters: Vec<oneshot::Sender<bool>>,
+    upto: u64,
 }
 
 impl Writer {
     /// Writes until it is told to stop; answers whether every hold has ended.
     fn run(&mut self) -> bool {
         let mut tries_left = LAST_TRIES;
+        // Nothing is there yet: it has the disk promise room for the first calls.
+        let mut taken = Taken { entries: vec![], upto: 0, stop: false };
         loop {
-            let (entries, stop) = self.wait();
+            let stop = taken.stop;
             if stop && !self.unwritten.is_empty() {
                 tries_left -= 1;
                 thread::sleep(RETRY);
             }
-            self.write(entries);
+            self.write(taken);
             self.hand_on();
             self.delete_posted();
             if self.segment.length > self.rotate_at {
@@ -161,41 +209,67 @@ impl Writer {
             if stop && tries_left == 0 {
                 tracing::error!(
                     breach = "charges_lost",
-                    lost = self.unwritten.len(),
+                    lost = self.unwritten.settled.len(),
                     "charges are lost: the disk takes no records; their holds end at their last progress"
                 );
                 self.shared.writable.store(false, Ordering::Release);
                 break;
             }
-            if stop && self.backlog.is_empty() && self.unwritten.is_empty() {
+            taken = self.wait();
+            if taken.stop && taken.entries.is_empty() && self.backlog.is_empty() && self.unwritten.is_empty()
+            {
                 break;
             }
         }
         self.sync.stop();
-        self.open.is_empty()
+        self.open.is_empty() && self.unwritten.is_empty()
     }
 
-    /// Waits for entries; for a tick at most while something is open.
-    fn wait(&self) -> (Vec<Entry>, bool) {
-        let queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Waits for the next tick, or until it is wanted earlier. While there is nothing to do, for the first record.
+    fn wait(&mut self) -> Taken {
+        self.touch();
+        let mut queue = self.shared.lock();
         let busy = !(self.open.is_empty() && self.backlog.is_empty() && self.finished.is_empty());
-        let patience = match (self.shared.writable.load(Ordering::Acquire), busy) {
-            (false, _) => RETRY,
-            (true, true) => TICK,
-            (true, false) => Duration::from_secs(3600),
-        };
+        let writable = self.shared.writable.load(Ordering::Acquire);
+        if writable && !busy && queue.entries.is_empty() && !queue.stop {
+            queue.asleep = true;
+            let wake = &self.shared.wake;
+            let nothing = |q: &mut Queue| q.entries.is_empty() && !q.stop;
+            queue = wake.wait_while(queue, nothing).unwrap_or_else(PoisonError::into_inner);
+            queue.asleep = false;
+            drop(queue);
+            self.touch();
+            queue = self.shared.lock();
+        }
+        let patience = if writable { self.tick } else { RETRY };
         let (mut queue, _) = self
             .shared
             .wake
-            .wait_timeout_while(queue, patience, |q| q.entries.is_empty() && !q.stop)
+            .wait_timeout_while(queue, patience, |q| !q.urgent && !q.stop)
             .unwrap_or_else(PoisonError::into_inner);
-        (std::mem::take(&mut queue.entries), queue.stop)
+        self.buffer.clear();
+        std::mem::swap(&mut self.buffer, &mut queue.frames);
+        queue.let_in = 0;
+        queue.urgent = false;
+        let entries = std::mem::take(&mut queue.entries);
+        queue.closed = queue.closed || queue.stop && entries.is_empty();
+        let upto = queue.ring.as_ref().map_or(0, Ring::head);
+        Taken { entries, upto, stop: queue.stop }
     }
 
-    fn write(&mut self, entries: Vec<Entry>) {
+    fn touch(&self) {
+        if let Some(touch) = &self.touch {
+            touch.all();
+        }
+    }
+
+    /// Writes what was taken; the frames of what is in the ring stand in `self.buffer`.
+    fn write(&mut self, taken: Taken) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        buffer.clear();
-        let mut batch = self.sort(entries, &mut buffer);
+        let mut batch = self.sort(taken, &mut buffer);
+        if batch.upto > self.drained {
+            put(&Record::Drained { upto: batch.upto }, &mut buffer);
+        }
         let room = self.reserve(&batch, buffer.len());
         if room.is_ok() {
             buffer.extend_from_slice(&batch.hold_bytes);
@@ -218,41 +292,59 @@ impl Writer {
         self.conclude(result.map(|()| tried), room, batch);
     }
 
-    /// Puts the ends into `buffer`, those first that the disk has refused before.
-    fn sort(&mut self, entries: Vec<Entry>, buffer: &mut Vec<u8>) -> Batch {
-        let mut batch = Batch { settled: std::mem::take(&mut self.unwritten), ..Batch::default() };
-        for posting in &batch.settled {
-            put(&Record::of_settled((*posting.settled).clone()), buffer);
+    /// Puts the ends that are not in the ring into `buffer`, and what the disk has refused before.
+    fn sort(&mut self, taken: Taken, buffer: &mut Vec<u8>) -> Batch {
+        let Unwritten { holds, settled } = std::mem::take(&mut self.unwritten);
+        for hold in &holds {
+            said(hold.id(), hold.hold.encode(buffer));
         }
-        for entry in entries {
-            match entry.what {
-                What::Hold(hold) => {
-                    put(&Record::of_hold(hold.hold.clone()), &mut batch.hold_bytes);
-                    batch.holds.push(hold);
-                    batch.hold_waiters.push(entry.written);
+        for settled in &settled {
+            said(HoldId(settled.id), settled.encode(buffer));
+        }
+        let mut batch = Batch { let_in: holds, settled, upto: taken.upto, ..Batch::default() };
+        for Entry { what, written } in taken.entries {
+            if let What::Settle(settled) = &what {
+                self.open.remove(&settled.id);
+            }
+            match (what, written) {
+                (What::Hold(hold), None) => {
+                    self.open.insert(hold.hold.id, Arc::clone(&hold));
+                    batch.let_in.push(hold);
                 }
-                What::Settle(record) => {
-                    self.number += 1;
-                    self.shared.unposted.fetch_add(1, Ordering::AcqRel);
-                    put(&Record::of_settled((*record).clone()), buffer);
-                    batch.settled.push(Posting { settled: record, number: self.number });
-                    batch.settle_waiters.push(entry.written);
+                (What::Hold(hold), Some(written)) => {
+                    said(hold.id(), hold.hold.encode(&mut batch.hold_bytes));
+                    batch.holds.push(hold);
+                    batch.hold_waiters.push(written);
+                }
+                (What::Settle(settled), None) => batch.settled.push(settled),
+                (What::Settle(settled), Some(written)) => {
+                    said(HoldId(settled.id), settled.encode(buffer));
+                    batch.settled.push(settled);
+                    batch.settle_waiters.push(written);
                 }
             }
         }
         batch
     }
 
-    /// Room for what is written now, for the ends of all that is open then, and for one call more.
-    fn reserve(&mut self, batch: &Batch, ends: usize) -> io::Result<()> {
-        let bytes = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let open = bytes(self.open.len() + batch.holds.len() + 1);
-        let now = bytes(ends + batch.hold_bytes.len() + PROBE_BYTES);
+    /// Room for what is written now, for the ends of all that is open then, and for what may come before the disk is
+    /// asked again: a full ring, and so many calls.
+    fn reserve(&mut self, batch: &Batch, now: usize) -> io::Result<()> {
+        let open = self.open.len() + batch.holds.len();
         let progress = bytes(self.shared.moved.len()).saturating_mul(PROGRESS_BYTES);
         // What is left of the last promise must not open a door that the next call would close again.
         let again = if self.shared.writable.load(Ordering::Acquire) { 0 } else { RESERVE_BYTES };
-        let now = now.saturating_add(again);
-        self.segment.reserve(now.saturating_add(progress).saturating_add(open.saturating_mul(END_BYTES)))
+        let now = bytes(now + batch.hold_bytes.len() + PROBE_BYTES).saturating_add(again);
+        self.segment.reserve(now.saturating_add(progress).saturating_add(self.ahead(open)))
+    }
+
+    /// Room for what may come while so many holds are open.
+    fn ahead(&self, open: usize) -> u64 {
+        let (ring, calls) = match self.touch {
+            Some(_) => (bytes(RING_PAGES * DATA_BYTES), HOLDS_AHEAD),
+            None => (0, 1),
+        };
+        bytes(open + calls).saturating_mul(END_BYTES).saturating_add(ring)
     }
 
     fn put_progress(&self, buffer: &mut Vec<u8>) {
@@ -267,20 +359,24 @@ impl Writer {
     }
 
     fn conclude(&mut self, result: io::Result<bool>, room: io::Result<()>, batch: Batch) {
-        let Batch { holds, hold_waiters, settled, settle_waiters, .. } = batch;
+        let Batch { let_in, holds, hold_waiters, settled, settle_waiters, upto, .. } = batch;
         let written = result.is_ok();
         if let Ok(tried) = result {
             self.open.extend(holds.into_iter().map(|hold| (hold.hold.id, hold)));
-            for posting in &settled {
-                self.open.remove(&posting.settled.id);
+            for settled in settled {
+                // It may have come with its hold: of a request that was dropped while that was written.
+                self.open.remove(&settled.id);
+                self.number += 1;
+                self.backlog.push(Posting { settled, number: self.number });
             }
-            self.backlog.extend(settled);
+            self.drained = upto;
             if tried {
                 self.sync.dirty(&self.segment.file);
             }
         } else {
-            self.unwritten = settled;
+            self.unwritten = Unwritten { holds: let_in, settled };
         }
+        self.make_room(written && room.is_ok());
         match result.and_then(|tried| room.map(|()| tried)) {
             Ok(true) if !self.sync.has_failed() => {
                 if !self.shared.writable.swap(true, Ordering::AcqRel) {
@@ -297,6 +393,16 @@ impl Writer {
         for waiter in hold_waiters.into_iter().chain(settle_waiters) {
             // Whoever waited may be gone.
             let _gone = waiter.send(written);
+        }
+    }
+
+    /// Frees what the log has of the ring, and says how many calls may come by it: none where the disk promises none.
+    fn make_room(&self, promised: bool) {
+        let promised = promised && !self.sync.has_failed();
+        let mut queue = self.shared.lock();
+        queue.room = if promised { HOLDS_AHEAD.saturating_sub(queue.let_in) } else { 0 };
+        if let Some(ring) = &mut queue.ring {
+            ring.free(self.drained);
         }
     }
 
@@ -345,12 +451,12 @@ impl Writer {
             }
         };
         let mut buffer = vec![];
+        put(&Record::Drained { upto: self.drained }, &mut buffer);
         for hold in self.open.values() {
-            put(&Record::of_hold(hold.hold.clone()), &mut buffer);
+            said(hold.id(), hold.hold.encode(&mut buffer));
             put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, &mut buffer);
         }
-        let ends = END_BYTES.saturating_mul(u64::try_from(self.open.len() + 1).unwrap_or(u64::MAX));
-        let room = next.reserve(ends.saturating_add(u64::try_from(buffer.len()).unwrap_or(u64::MAX)));
+        let room = next.reserve(self.ahead(self.open.len()).saturating_add(bytes(buffer.len())));
         let begun = room.and_then(|()| next.append(&buffer)).and_then(|()| next.file.sync_data());
         if let Err(error) = begun {
             tracing::error!(%error, "cannot begin a journal segment; the old one goes on");
@@ -361,6 +467,8 @@ impl Writer {
         self.rotate_at = SEGMENT_BYTES;
         self.sync.dirty(&next.file);
         let old = std::mem::replace(&mut self.segment, next);
+        // The room that it was promised and did not need is free again, at the latest when it goes.
+        let _later = old.file.set_len(old.length);
         self.finished.push((old.path, self.number));
     }
 }
@@ -372,9 +480,26 @@ fn refuse(waiters: Vec<oneshot::Sender<bool>>) {
     }
 }
 
+/// One of the few that are never too long.
 fn put(record: &Record, buffer: &mut Vec<u8>) {
-    if encode(record, buffer).is_err() {
-        tracing::error!(breach = "charges_lost", ?record, "a journal record is too long and was left out");
+    debug_assert!(!matches!(record, Record::Hold(_) | Record::Settled(_)));
+    said(HoldId(0), encode(record, buffer));
+}
+
+/// A record too long to be read again is left out, and somebody should know of it.
+fn said(hold: HoldId, encoded: Result<(), BadFrame>) {
+    if encoded.is_err() {
+        tracing::error!(breach = "charges_lost", %hold, "a journal record is too long and was left out");
+    }
+}
+
+fn bytes(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+impl Unwritten {
+    fn is_empty(&self) -> bool {
+        self.holds.is_empty() && self.settled.is_empty()
     }
 }
 
@@ -430,181 +555,11 @@ impl Syncer {
             if let Err(error) = file.sync_data() {
                 self.give_up(shared, &error);
             }
-            thread::sleep(TICK);
+            // Records wait for a tick at most: a sync that is due with the next write must not be late for it.
+            thread::sleep(TICK / 2);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{Receiver, sync_channel};
-
-    use super::super::replay::dead_boots;
-    use super::super::{Hold, Journal, Replayed, Settled};
-    use super::*;
-
-    /// How long anything may take before a test gives up on it.
-    const PATIENCE: Duration = Duration::from_secs(20);
-    /// So long that a few hundred calls fill a segment.
-    const REQUEST_BYTES: usize = 60 << 10;
-
-    fn open(id: u128) -> Arc<OpenHold> {
-        Arc::new(OpenHold::new(Hold {
-            id,
-            account: 1,
-            amount: 1_000,
-            at_ms: 0,
-            request: "r".to_owned(),
-            model: "m".to_owned(),
-            key: [7; 32],
-            price_version: 3,
-            pool: None,
-        }))
-    }
-
-    fn end(hold: &OpenHold, request_bytes: usize) -> Settled {
-        Settled {
-            id: hold.hold.id,
-            account: 1,
-            request: "x".repeat(request_bytes),
-            model: "m".to_owned(),
-            endpoint: String::new(),
-            attempts: 1,
-            parts: [1_000, 400, 600, 0, 0],
-            provider_cost: 0,
-            abandoned: 0,
-            key: [7; 32],
-            held_ms: 0,
-            price_version: 3,
-            pool: None,
-            tokens: [0; 7],
-            estimated: false,
-            anomaly: false,
-            at_ms: 0,
-        }
-    }
-
-    fn segments(boot: &Path) -> Vec<String> {
-        let names = std::fs::read_dir(boot).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
-        let mut logs: Vec<_> = names.filter(|name| name.ends_with(".log")).collect();
-        logs.sort();
-        logs
-    }
-
-    fn wait_for_segments(boot: &Path, expected: &[&str]) {
-        let until = crate::clock::now() + PATIENCE;
-        while segments(boot) != expected {
-            assert!(crate::clock::now() < until, "{:?} are there, not {expected:?}", segments(boot));
-            thread::yield_now();
-        }
-    }
-
-    /// What the next process would find if this one died now.
-    fn replay(boot: &Path) -> Replayed {
-        let root = tempfile::tempdir().unwrap();
-        let copy = root.path().join(boot.file_name().unwrap());
-        std::fs::create_dir(&copy).unwrap();
-        for name in segments(boot) {
-            std::fs::copy(boot.join(&name), copy.join(&name)).unwrap();
-        }
-        dead_boots(root.path()).unwrap().remove(0).replay().unwrap()
-    }
-
-    fn orphans(replayed: &Replayed) -> Vec<(u128, i64)> {
-        replayed.orphans.iter().map(|(hold, cost)| (hold.id, *cost)).collect()
-    }
-
-    fn ids(replayed: &Replayed) -> Vec<u128> {
-        replayed.settled.iter().map(|settled| settled.id).collect()
-    }
-
-    /// Takes what has come and says so, as the ledger does.
-    fn acknowledge(postings: &Receiver<Posting>, journal: &Journal, count: u64) {
-        for expected in 1..=count {
-            let posting = postings.recv_timeout(PATIENCE).unwrap();
-            assert!(posting.number >= expected, "{} comes again", posting.number);
-            journal.posted(posting.number, 1);
-        }
-    }
-
-    #[tokio::test]
-    async fn a_full_segment_goes_once_it_is_posted_and_takes_no_open_hold_along() {
-        let root = tempfile::tempdir().unwrap();
-        let (ledger, postings) = sync_channel(1 << 10);
-        let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
-        let boot = root.path().join("000000000007");
-        let long: Vec<_> = (1..=3).map(open).collect();
-        for hold in &long {
-            journal.hold(Arc::clone(hold)).await.unwrap();
-        }
-        journal.progress(&long[0], super::super::Amount::from_nano(250));
-
-        let mut ended = vec![];
-        while segments(&boot).len() == 1 {
-            let hold = open(100 + ended.len() as u128);
-            journal.hold(Arc::clone(&hold)).await.unwrap();
-            journal.settle(end(&hold, REQUEST_BYTES)).await.unwrap();
-            ended.push(hold.hold.id);
-            assert!(ended.len() < 1_000, "no second segment begins");
-        }
-        let first = boot.join("00000001.log").metadata().unwrap().len();
-        assert!(first > SEGMENT_BYTES && first < SEGMENT_BYTES + (1 << 20), "{first} bytes");
-        // One more call's end comes behind the one that filled it, and stays when the first is gone.
-        let last = open(99_999);
-        journal.hold(Arc::clone(&last)).await.unwrap();
-        journal.settle(end(&last, 10)).await.unwrap();
-        assert_eq!(segments(&boot), ["00000001.log", "00000002.log"], "nothing is posted yet: both stay");
-        let before = replay(&boot);
-        assert_eq!(orphans(&before), [(1, 250), (2, 0), (3, 0)]);
-        assert_eq!(ids(&before).len(), ended.len() + 1, "every end is there, once");
-
-        let all = u64::try_from(ended.len() + 1).unwrap();
-        acknowledge(&postings, &journal, all);
-        wait_for_segments(&boot, &["00000002.log"]);
-        assert_eq!(journal.unposted(), 0);
-        let after = replay(&boot);
-        assert_eq!(orphans(&after), [(1, 250), (2, 0), (3, 0)], "open holds are in the new one");
-        assert!(after.orphans.iter().all(|(hold, _)| *hold == open(hold.id).hold), "whole");
-        assert!(ids(&after).len() < ended.len() && ids(&after).contains(&99_999), "{:?}", ids(&after));
-
-        // What was open over the change ends as anything else does.
-        journal.settle(end(&long[1], 10)).await.unwrap();
-        acknowledge(&postings, &journal, 1);
-        let stopped = threads.stop();
-        assert!(!stopped.is_complete(), "two holds are open");
-        drop(stopped);
-        let dead = dead_boots(root.path()).unwrap().remove(0);
-        assert_eq!((dead.boot, orphans(&dead.replay().unwrap())), (7, vec![(1, 250), (3, 0)]));
-    }
-
-    #[tokio::test]
-    async fn a_segment_with_an_end_that_is_not_posted_stays() {
-        let root = tempfile::tempdir().unwrap();
-        let (ledger, postings) = sync_channel(1 << 10);
-        let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
-        let boot = root.path().join("000000000007");
-        let mut ends = 0;
-        while segments(&boot).len() < 3 {
-            let hold = open(u128::from(100 + ends));
-            journal.hold(Arc::clone(&hold)).await.unwrap();
-            journal.settle(end(&hold, REQUEST_BYTES)).await.unwrap();
-            ends += 1;
-            assert!(ends < 2_000, "no third segment begins");
-        }
-        let numbers: Vec<u64> = (0..ends).map(|_| postings.recv_timeout(PATIENCE).unwrap().number).collect();
-        assert_eq!(numbers, (1..=ends).collect::<Vec<_>>(), "in their order");
-        let of_first = ends / 2 - 10;
-        journal.posted(of_first, of_first);
-        // A record that is written shows that the thread has looked at what is posted.
-        for id in [1, 2] {
-            journal.hold(open(id)).await.unwrap();
-        }
-        assert_eq!(segments(&boot).len(), 3, "the last ends of the first segment are not posted");
-        journal.posted(ends / 2 + 10, ends / 2 + 10 - of_first);
-        wait_for_segments(&boot, &["00000002.log", "00000003.log"]);
-        journal.posted(ends, ends - (ends / 2 + 10));
-        wait_for_segments(&boot, &["00000003.log"]);
-        assert_eq!((journal.unposted(), orphans(&replay(&boot))), (0, vec![(1, 0), (2, 0)]));
-        drop(threads.stop());
-    }
-}
+mod tests;

@@ -12,6 +12,8 @@ use std::time::Duration;
 use rand_core::RngCore as _;
 use rand_pcg::Pcg64Mcg;
 
+use tollgate::journal::record::Record;
+
 use super::support::{Call, Caller, Setup, script, stream_request, text_of, upstream};
 
 const KILLS: u64 = 10;
@@ -68,6 +70,25 @@ async fn no_kill_loses_or_doubles_a_charge() {
     assert_eq!(row.balance_nano, 1_000_000_000_000 - paid, "seed {seed}");
     assert!(!seen.whole.is_empty() && !seen.broken.is_empty(), "the kills came in time");
     println!("{kills} kills, {calls} calls: {} whole, {} broken off", seen.whole.len(), seen.broken.len());
+}
+
+#[tokio::test]
+async fn a_call_whose_end_was_seen_is_charged_although_the_journals_thread_has_not_moved() {
+    let only = upstream(script(r#"{"delay_chunk_ms":1}"#)).await;
+    let gateway = Setup::new(&[only.address()]).env("TOLLGATE_TEST_JOURNAL_TICK_MS", "3600000").start();
+    for _ in 0..3 {
+        let answer = Call::post(stream_request()).send(gateway.http).await;
+        assert_eq!((answer.status, text_of(&answer.text()).as_str()), (200, "Hello, world!"));
+    }
+    let mut running = Call::post(stream_request()).begin(gateway.http).await;
+    running.head().await;
+    let ends = gateway.journal().into_iter().filter(|record| matches!(record, Record::Settled(_)));
+    assert_eq!(ends.count(), 0, "nothing of it is in the log");
+    let gateway = gateway.kill_and_restart();
+    gateway.wait_for_log("an earlier boot did not end");
+    assert_eq!(gateway.account("alpha", 4).calls, 4, "the one that was cut had a hold");
+    assert_eq!(gateway.spent(4), 3 * WHOLE_NANO, "what was not written of its progress is in its favour");
+    assert!(gateway.ledger_is_right());
 }
 
 /// Calls until the gateway dies.

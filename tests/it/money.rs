@@ -109,7 +109,7 @@ async fn a_balance_for_300_holds_admits_300_of_1000_at_once() {
             Record::Settled(end) | Record::PooledSettled(_, end) => {
                 free += end.parts[0] - end.settlement().charged().nano();
             }
-            Record::Progress { .. } | Record::Probe => {}
+            Record::Progress { .. } | Record::Probe | Record::Drained { .. } => {}
         }
         assert!(free >= 0, "no prefix of the journal spends more than there was");
     }
