@@ -36,7 +36,8 @@ use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::rest::{self, UnixSeconds};
 use filters::upstream::watchdog::{self, Timing};
 use filters::verdict::UpstreamError;
-use http::{HeaderMap, Version};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::protocols::http::custom::CustomMessageWrite;
@@ -571,9 +572,12 @@ impl State {
                     self.head_after = Some(now.saturating_duration_since(sent));
                 }
                 let text = |name: &str| head.headers.get(name).and_then(|v| v.to_str().ok());
-                self.retry_after = rest::wait(text, UnixSeconds(clock::unix_ms().unsigned_abs() / 1000));
-                let kind = text("content-type");
-                let mut steps = vec![answer.head(head.status.as_u16(), kind, text("content-encoding"))];
+                if head.headers.keys().any(|name| rest::may_tell(name.as_str())) {
+                    self.retry_after = rest::wait(text, UnixSeconds(clock::unix_ms().unsigned_abs() / 1000));
+                }
+                let field = |name| head.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
+                let kind = field(CONTENT_TYPE);
+                let mut steps = vec![answer.head(head.status.as_u16(), kind, field(CONTENT_ENCODING))];
                 if end && let Some(Step::Hold) = steps.last() {
                     steps.push(answer.end());
                 }

@@ -5,14 +5,17 @@
 //! the body means. Downstream: nothing of the provider's head comes in; its cookies, rate
 //! limits and request ids speak of us, not of the caller.
 
+use bytes::Bytes;
 use filters::dialect::{Dialect, Operation};
 use filters::limit::Standing;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
     TRANSFER_ENCODING, USER_AGENT,
 };
-use http::{HeaderName, Method, Version};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::{ErrorType, OrErr as _};
 
 use crate::config::checked::Provider;
 use crate::secret::Secret;
@@ -25,6 +28,7 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const X_TOLLGATE_UPSTREAM: HeaderName = HeaderName::from_static("x-tollgate-upstream");
 const X_TOLLGATE_ATTEMPTS: HeaderName = HeaderName::from_static("x-tollgate-attempts");
+const X_TOLLGATE_CLAMPED_OUTPUT: HeaderName = HeaderName::from_static("x-tollgate-clamped-output");
 const X_TOLLGATE_COST_NANO: HeaderName = HeaderName::from_static("x-tollgate-cost-nano");
 /// Of a limit: how much, how much is left, when it is whole again.
 const OF_REQUESTS: [HeaderName; 3] = [
@@ -38,6 +42,10 @@ const OF_TOKENS: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset-tokens"),
 ];
 const ANTHROPIC_BETA: HeaderName = HeaderName::from_static("anthropic-beta");
+/// As many fields as a request to an upstream has at the most, and what Pingora adds.
+const UPSTREAM_FIELDS: usize = 12;
+/// As many as an answer has beside those of limits, and what Pingora adds: more would make the map anew.
+const DOWNSTREAM_FIELDS: usize = 12;
 /// The longest request id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 /// The longest version of Anthropic's API that is passed on, in bytes. A date has ten.
@@ -46,6 +54,31 @@ const VERSION_BYTES_MAX: usize = 32;
 const VERSION_DEFAULT: &str = "2023-06-01";
 /// The longest list of Anthropic's betas that is passed on, in bytes.
 const BETA_BYTES_MAX: usize = 1024;
+
+/// The fields of a head. Pingora's own `insert_header` parses a field's name each time and keeps its spelling in a
+/// second map; the names here are read once, and what goes out is the same.
+struct Fields(HeaderMap);
+
+impl Fields {
+    /// Room for so many.
+    fn with_room_for(count: usize) -> Self {
+        Self(HeaderMap::with_capacity(count))
+    }
+
+    fn put(&mut self, name: HeaderName, value: HeaderValue) {
+        self.0.insert(name, value);
+    }
+
+    fn fix(&mut self, name: HeaderName, value: &'static str) {
+        self.put(name, HeaderValue::from_static(value));
+    }
+
+    fn text(&mut self, name: HeaderName, value: &str) -> pingora::Result<()> {
+        let invalid = |_| "a field's value holds what no head may hold";
+        self.put(name, HeaderValue::from_str(value).explain_err(ErrorType::InvalidHTTPHeader, invalid)?);
+        Ok(())
+    }
+}
 
 /// The head of one attempt, for a caller whose head is `asked`.
 pub(super) fn upstream(
@@ -56,33 +89,39 @@ pub(super) fn upstream(
     body_bytes: usize,
     asked: &RequestHeader,
 ) -> pingora::Result<RequestHeader> {
-    let path = format!("{}{}", provider.base.path, operation.path());
-    let mut head = RequestHeader::build(Method::POST, path.as_bytes(), Some(8))?;
-    head.insert_header(HOST, provider.base.authority())?;
-    head.insert_header(CONTENT_TYPE, "application/json")?;
-    head.insert_header(CONTENT_LENGTH, body_bytes.to_string())?;
-    head.insert_header(ACCEPT, if stream { "text/event-stream" } else { "application/json" })?;
+    let mut fields = Fields::with_room_for(UPSTREAM_FIELDS);
+    fields.text(HOST, &provider.base.authority())?;
+    fields.fix(CONTENT_TYPE, "application/json");
+    fields.put(CONTENT_LENGTH, body_bytes.into());
+    fields.fix(ACCEPT, if stream { "text/event-stream" } else { "application/json" });
     // A coded body could not be read event by event.
-    head.insert_header(ACCEPT_ENCODING, "identity")?;
-    head.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
-    if let Some(credential) = credential {
-        let (name, value) = match provider.dialect {
-            Dialect::OpenAi => (AUTHORIZATION, format!("Bearer {}", credential.expose())),
-            Dialect::Anthropic => (X_API_KEY, credential.expose().to_owned()),
-        };
-        head.insert_header(name, value)?;
+    fields.fix(ACCEPT_ENCODING, "identity");
+    fields.fix(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")));
+    match (provider.dialect, credential) {
+        (_, None) => {}
+        (Dialect::OpenAi, Some(secret)) => {
+            fields.text(AUTHORIZATION, &["Bearer ", secret.expose()].concat())?;
+        }
+        (Dialect::Anthropic, Some(secret)) => fields.text(X_API_KEY, secret.expose())?,
     }
     match provider.dialect {
         Dialect::OpenAi => {}
         Dialect::Anthropic => {
             let version = sane(asked, &ANTHROPIC_VERSION, VERSION_BYTES_MAX);
-            head.insert_header(ANTHROPIC_VERSION, version.unwrap_or_else(|| VERSION_DEFAULT.to_owned()))?;
+            fields.text(ANTHROPIC_VERSION, version.as_deref().unwrap_or(VERSION_DEFAULT))?;
             if let Some(beta) = sane(asked, &ANTHROPIC_BETA, BETA_BYTES_MAX) {
-                head.insert_header(ANTHROPIC_BETA, beta)?;
+                fields.text(ANTHROPIC_BETA, &beta)?;
             }
         }
     }
-    Ok(head)
+    let path = [provider.base.path.as_str(), operation.path()].concat();
+    let path = PathAndQuery::from_maybe_shared(Bytes::from(path));
+    let mut parts = http::Request::new(()).into_parts().0;
+    parts.method = Method::POST;
+    parts.uri =
+        path.explain_err(ErrorType::InvalidHTTPHeader, |_| "a base URL with a path that is none")?.into();
+    parts.headers = fields.0;
+    Ok(parts.into())
 }
 
 /// Whether the caller says that it speaks Anthropic's dialect.
@@ -93,7 +132,7 @@ pub(super) fn is_versioned(head: &RequestHeader) -> bool {
 /// All lines of a header as one, if they are short and visible ASCII.
 fn sane(head: &RequestHeader, name: &HeaderName, bytes_max: usize) -> Option<String> {
     let lines: Result<Vec<&str>, _> =
-        head.headers.get_all(name).into_iter().map(http::HeaderValue::to_str).collect();
+        head.headers.get_all(name).into_iter().map(HeaderValue::to_str).collect();
     let text = lines.ok()?.join(",");
     let visible = text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
     (visible && (1..=bytes_max).contains(&text.len())).then_some(text)
@@ -116,32 +155,38 @@ pub(super) struct Answered<'a> {
 
 /// The head of an answer.
 pub(super) fn downstream(answered: &Answered<'_>) -> pingora::Result<Box<ResponseHeader>> {
-    let mut head = ResponseHeader::build(200, Some(10))?;
-    let kind = if answered.stream { "text/event-stream; charset=utf-8" } else { "application/json" };
-    head.insert_header(CONTENT_TYPE, kind)?;
-    head.insert_header(CACHE_CONTROL, "no-cache")?;
+    let limits = usize::from(answered.standing.0.is_some()) + usize::from(answered.standing.1.is_some());
+    let mut fields = Fields::with_room_for(DOWNSTREAM_FIELDS + limits * OF_REQUESTS.len());
+    fields.fix(
+        CONTENT_TYPE,
+        if answered.stream { "text/event-stream; charset=utf-8" } else { "application/json" },
+    );
+    fields.fix(CACHE_CONTROL, "no-cache");
     if answered.stream {
         // nginx and its kin would hold the events back.
-        head.insert_header(X_ACCEL_BUFFERING, "no")?;
+        fields.fix(X_ACCEL_BUFFERING, "no");
     }
-    name_request(&mut head, answered.request_id)?;
-    head.insert_header(X_TOLLGATE_UPSTREAM, answered.upstream)?;
-    head.insert_header(X_TOLLGATE_ATTEMPTS, answered.attempts.to_string())?;
+    fields.text(X_REQUEST_ID, answered.request_id)?;
+    fields.text(REQUEST_ID, answered.request_id)?;
+    fields.text(X_TOLLGATE_UPSTREAM, answered.upstream)?;
+    fields.put(X_TOLLGATE_ATTEMPTS, answered.attempts.into());
     if let Some(tokens) = answered.clamped {
-        head.insert_header("x-tollgate-clamped-output", tokens.to_string())?;
+        fields.put(X_TOLLGATE_CLAMPED_OUTPUT, tokens.into());
     }
-    standing(&mut head, OF_REQUESTS, answered.standing.0)?;
-    standing(&mut head, OF_TOKENS, answered.standing.1)?;
+    standing(&mut fields, OF_REQUESTS, answered.standing.0)?;
+    standing(&mut fields, OF_TOKENS, answered.standing.1)?;
     match answered.whole {
         Some((bytes, cost_nano)) => {
-            head.insert_header(CONTENT_LENGTH, bytes.to_string())?;
-            head.insert_header(X_TOLLGATE_COST_NANO, cost_nano.to_string())?;
+            fields.put(CONTENT_LENGTH, bytes.into());
+            fields.put(X_TOLLGATE_COST_NANO, cost_nano.into());
         }
         // HTTP/1.0 knows no chunks: its body ends with the connection. HTTP/2 has frames.
-        None if answered.version == Version::HTTP_11 => head.insert_header(TRANSFER_ENCODING, "chunked")?,
+        None if answered.version == Version::HTTP_11 => fields.fix(TRANSFER_ENCODING, "chunked"),
         None => {}
     }
-    Ok(Box::new(head))
+    let mut parts = http::Response::new(()).into_parts().0;
+    parts.headers = fields.0;
+    Ok(Box::new(parts.into()))
 }
 
 /// Tells the caller the call's id, where its SDK looks: `OpenAI`'s read `x-request-id`, Anthropic's `request-id`.
@@ -152,14 +197,14 @@ pub(super) fn name_request(head: &mut ResponseHeader, id: &str) -> pingora::Resu
 
 /// `x-ratelimit-…`, in `OpenAI`'s names and spelling.
 fn standing(
-    head: &mut ResponseHeader,
+    fields: &mut Fields,
     [of_limit, of_remaining, of_reset]: [HeaderName; 3],
     standing: Option<Standing>,
 ) -> pingora::Result<()> {
     let Some(Standing { limit, remaining, reset_seconds }) = standing else { return Ok(()) };
-    head.insert_header(of_limit, limit.to_string())?;
-    head.insert_header(of_remaining, remaining.to_string())?;
-    head.insert_header(of_reset, format!("{reset_seconds}s"))
+    fields.put(of_limit, limit.into());
+    fields.put(of_remaining, remaining.into());
+    fields.text(of_reset, &format!("{reset_seconds}s"))
 }
 
 /// The caller's own request id, if it is sane.

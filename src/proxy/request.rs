@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use filters::auth;
 use filters::verdict::{Reason, Rejection};
-use http::Method;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
+use http::{HeaderName, Method};
 use pingora_proxy::Session;
 
 use super::admit::Body;
@@ -22,7 +22,11 @@ use crate::clock;
 use crate::pool::keys::{KeyTable, Principal};
 
 /// Headers that may hold a key beside `authorization`.
-const KEY_HEADERS: [&str; 3] = ["x-api-key", "x-goog-api-key", "api-key"];
+static KEY_HEADERS: [HeaderName; 3] = [
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+    HeaderName::from_static("api-key"),
+];
 /// When a caller should come back after we were full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -213,8 +217,8 @@ fn authenticate(session: &Session, keys: &KeyTable) -> Result<Arc<Principal>, Re
     let headers = &session.req_header().headers;
     let authorization = headers.get_all(AUTHORIZATION).into_iter().map(http::HeaderValue::as_bytes);
     let others = KEY_HEADERS
-        .into_iter()
-        .flat_map(|name| headers.get_all(name).into_iter().map(move |value| (name, value.as_bytes())));
+        .iter()
+        .flat_map(|name| headers.get_all(name).into_iter().map(|value| (name.as_str(), value.as_bytes())));
     let presented = auth::presented(authorization, others)?;
     let now_ms = clock::unix_ms();
     auth::judge(presented.into_iter().filter_map(|key| keys.find(key, now_ms)))
