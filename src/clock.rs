@@ -17,6 +17,13 @@ pub fn unix_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// The same in microseconds, for lines.
+#[must_use]
+pub fn unix_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// The kernel's `CLOCK_MONOTONIC` in microseconds, which systemd wants to be told.
 #[must_use]
 pub fn monotonic_usec() -> i64 {

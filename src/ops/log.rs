@@ -10,6 +10,7 @@ use tracing_subscriber::filter::{FilterExt as _, filter_fn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::call_lines::CallLines;
 use super::lines::Lines;
 pub use super::lines::Writing;
 use super::tracker::Alarms;
@@ -52,8 +53,14 @@ pub fn start(format: Format, alarms: Option<Alarms>) -> Writing {
     let lines = tracing_subscriber::fmt::layer().with_writer(lines);
     let registry = tracing_subscriber::registry().with(alarms);
     let started = match format {
-        Format::Text => registry.with(lines.with_filter(filter)).try_init(),
-        Format::Json => registry.with(lines.json().flatten_event(true).with_filter(filter)).try_init(),
+        Format::Text => {
+            let lines = lines.map_event_format(|rest| CallLines { format, rest });
+            registry.with(lines.with_filter(filter)).try_init()
+        }
+        Format::Json => {
+            let lines = lines.json().flatten_event(true).map_event_format(|rest| CallLines { format, rest });
+            registry.with(lines.with_filter(filter)).try_init()
+        }
     };
     // A second start in one process (tests) keeps the first.
     let _already = started;

@@ -1,5 +1,6 @@
 //! What an operator sees: metrics, logs, health, alarms.
 
+mod call_lines;
 mod lines;
 pub mod log;
 pub mod metrics;
