@@ -52,6 +52,11 @@ impl Zone {
         Self { zone: TimeZone::UTC, name: "UTC".to_owned() }
     }
 
+    /// Whether both have one name: then they are one zone.
+    pub(super) fn is_named_as(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::money::Amount;
-use budget::{Budget, Period};
+use budget::{Budget, Period, Zone};
 use window::Window;
 
 /// What one scope may do.
@@ -59,10 +59,12 @@ pub struct Counters {
 }
 
 /// Money spent or reserved in one window of one budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Spent {
     period: Period,
     begins_ms: i64,
+    /// Where and until when that is its window: a calendar is not asked again before. `None`: it was not asked yet.
+    found: Option<(Zone, i64)>,
     amount: Amount,
     /// In the process before this one.
     elsewhere: Amount,
@@ -181,6 +183,14 @@ impl Spent {
     fn sum(&self) -> Amount {
         self.amount.checked_add(self.elsewhere).unwrap_or(Amount::MAX)
     }
+
+    /// Whether it is known to be of this budget's window by now.
+    fn is_of(&self, budget: &Budget, now: Now) -> bool {
+        let current = |(zone, ends_ms): &(Zone, i64)| {
+            zone.is_named_as(&budget.zone) && (self.begins_ms..*ends_ms).contains(&now.unix_ms)
+        };
+        self.period == budget.period && self.found.as_ref().is_some_and(current)
+    }
 }
 
 impl Counters {
@@ -215,13 +225,12 @@ impl Counters {
         Ok(())
     }
 
-    /// Takes what a checked call wants.
+    /// Takes what a call wants that was checked just now, with the same limits: so budgets are in their windows.
     pub fn take(&mut self, now: Now, limits: &Limits, want: &Want) -> Permit {
         let tokens = limits.tokens_of(want);
         self.requests.add(now.ms, 1);
         self.tokens.add(now.ms, tokens);
         self.running = self.running.saturating_add(1);
-        self.roll_budgets(now, limits);
         for spent in &mut self.spent {
             spent.amount = spent.amount.checked_add(want.amount).unwrap_or(Amount::MAX);
         }
@@ -275,6 +284,7 @@ impl Counters {
         let of = |(period, begins_ms, nano): &(Period, i64, i64)| Spent {
             period: *period,
             begins_ms: *begins_ms,
+            found: None,
             amount: Amount::ZERO,
             elsewhere: Amount::from_nano(*nano),
             fresh: false,
@@ -307,21 +317,21 @@ impl Counters {
     }
 
     fn roll_budgets(&mut self, now: Now, limits: &Limits) {
-        let window = |budget: &Budget| (budget.period, budget.window(now.unix_ms).0);
         let same = self.spent.len() == limits.budgets.len();
         let mut pairs = self.spent.iter().zip(&limits.budgets);
-        if same && pairs.all(|(spent, budget)| (spent.period, spent.begins_ms) == window(budget)) {
+        if same && pairs.all(|(spent, budget)| spent.is_of(budget, now)) {
             return;
         }
         let known = std::mem::take(&mut self.spent);
         let of = |budget: &Budget| {
-            let (period, begins_ms) = window(budget);
+            let (period, (begins_ms, ends_ms)) = (budget.period, budget.window(now.unix_ms));
+            let found = Some((budget.zone.clone(), ends_ms));
             match known.iter().find(|spent| spent.period == period) {
-                Some(spent) if spent.begins_ms == begins_ms => *spent,
+                Some(spent) if spent.begins_ms == begins_ms => Spent { found, ..spent.clone() },
                 // Nothing was spent yet in a window that has just begun.
-                found => {
-                    let fresh = found.is_none();
-                    Spent { period, begins_ms, amount: Amount::ZERO, elsewhere: Amount::ZERO, fresh }
+                known => {
+                    let (amount, elsewhere, fresh) = (Amount::ZERO, Amount::ZERO, known.is_none());
+                    Spent { period, begins_ms, found, amount, elsewhere, fresh }
                 }
             }
         };
@@ -333,7 +343,6 @@ impl Counters {
 mod tests {
     use proptest::prelude::*;
 
-    use super::budget::{Period, Zone};
     use super::*;
 
     fn at(second: u64) -> Now {
