@@ -4,9 +4,9 @@
 //! (number spelling, key order, unknown fields: prompt caches of providers depend on them). So it
 //! works on spans of the text instead of on a parsed tree.
 //!
-//! Deliberately absent: validation. [`check`] asks `serde_json` for that once; the scanner here
-//! only follows brackets and strings, and refuses what is nested too deep *before* a recursive
-//! parser sees it.
+//! The scanner refuses what is nested too deep *before* a recursive parser sees it. It looks twice as far as it
+//! has to only where it is asked to: [`members`] follows brackets and strings, [`sound_members`] validates on the
+//! way, which costs a fraction of a second reading. What is wrong with a text says [`check`], in `serde_json`'s words.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -68,7 +68,18 @@ pub fn check(text: &[u8]) -> Result<&str, Malformed> {
 /// [`Malformed`] when brackets or strings do not close, nest too deep or are too many. A text that passes here
 /// may still be bad JSON inside its values: see [`check`].
 pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
-    let mut scan = Scan { text, at: 0 };
+    all_members(Scan { text, at: 0, strict: false })
+}
+
+/// The members of the object `text`, which is valid JSON from its first byte to its last.
+///
+/// # Errors
+/// [`Malformed`] for what [`check`] refuses, what nests deeper than [`DEPTH_MAX`] or has too many members.
+pub fn sound_members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
+    all_members(Scan { text, at: 0, strict: true })
+}
+
+fn all_members(mut scan: Scan<'_>) -> Result<Vec<Member<'_>>, Malformed> {
     let mut found = Vec::with_capacity(12);
     scan.walk(|member| {
         found.push(member);
@@ -78,7 +89,7 @@ pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
         return Err(Malformed::TooMany);
     }
     scan.skip_space();
-    if scan.at < text.len() {
+    if scan.at < scan.text.len() {
         return Err(Malformed::Syntax(format!("trailing characters at byte {}", scan.at)));
     }
     Ok(found)
@@ -117,7 +128,7 @@ pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {
     let text = std::str::from_utf8(text.get(..valid)?).ok()?;
     let mut found = None;
     // A cut text ends in an error: what was seen before it counts.
-    let _cut = Scan { text, at: 0 }.walk(|member| {
+    let _cut = Scan { text, at: 0, strict: false }.walk(|member| {
         if member.key == key {
             found = Some(member.value);
         }
@@ -129,6 +140,8 @@ pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {
 struct Scan<'a> {
     text: &'a str,
     at: usize,
+    /// Whether what is passed over has to be valid.
+    strict: bool,
 }
 
 impl<'a> Scan<'a> {
@@ -176,29 +189,100 @@ impl<'a> Scan<'a> {
 
     fn key(&mut self) -> Result<Cow<'a, str>, Malformed> {
         let start = self.at;
-        self.skip_string()?;
-        let quoted = self.text.get(start..self.at).unwrap_or_default();
-        if quoted.contains('\\') {
+        let escaped = self.skip_string()?;
+        if escaped {
             // `"mod\u0065l"` is `model` too: a duplicate must not slip past in disguise.
+            let quoted = self.text.get(start..self.at).unwrap_or_default();
             return serde_json::from_str::<String>(quoted)
                 .map(Cow::Owned)
                 .map_err(|e| Malformed::Syntax(e.to_string()));
         }
-        Ok(Cow::Borrowed(quoted.trim_matches('"')))
+        Ok(Cow::Borrowed(self.text.get(start + 1..self.at - 1).unwrap_or_default()))
     }
 
     fn skip_value(&mut self) -> Result<(), Malformed> {
         match self.peek() {
-            Some(b'"') => self.skip_string(),
+            Some(b'"') => self.skip_string().map(drop),
+            Some(b'{' | b'[') if self.strict => self.skip_sound_nested(),
             Some(b'{' | b'[') => self.skip_nested(),
-            Some(_) => {
-                while self.peek().is_some_and(|b| !matches!(b, b',' | b'}' | b']') && b > b' ') {
-                    self.at += 1;
-                }
-                Ok(())
-            }
+            Some(_) => self.skip_scalar(),
             None => Err(self.broken("the text ends early")),
         }
+    }
+
+    fn skip_scalar(&mut self) -> Result<(), Malformed> {
+        let start = self.at;
+        while self.peek().is_some_and(|b| !matches!(b, b',' | b'}' | b']') && b > b' ') {
+            self.at += 1;
+        }
+        let scalar = self.text.as_bytes().get(start..self.at).unwrap_or_default();
+        if self.strict && !matches!(scalar, b"true" | b"false" | b"null") && !is_number(scalar) {
+            return Err(self.broken("expected a value before"));
+        }
+        Ok(())
+    }
+
+    /// The same as [`Self::skip_nested`], for a text of which nobody knows that it is JSON.
+    fn skip_sound_nested(&mut self) -> Result<(), Malformed> {
+        let mut depth = 1_usize; // the outermost object
+        // Of each level whether it is an object, the innermost last.
+        let mut objects = 0_u128;
+        const { assert!(DEPTH_MAX <= 128, "a bit for each level") };
+        loop {
+            self.skip_space();
+            let opens = self.peek().filter(|byte| matches!(byte, b'{' | b'['));
+            let Some(bracket) = opens else {
+                self.skip_value()?;
+                if self.ends_levels(&mut depth, &mut objects)? {
+                    return Ok(());
+                }
+                continue;
+            };
+            self.at += 1;
+            depth += 1;
+            if depth > DEPTH_MAX {
+                return Err(Malformed::TooDeep);
+            }
+            let is_object = bracket == b'{';
+            objects = (objects << 1) | u128::from(is_object);
+            self.skip_space();
+            let is_empty = self.peek() == Some(if is_object { b'}' } else { b']' });
+            if is_empty {
+                if self.ends_levels(&mut depth, &mut objects)? {
+                    return Ok(());
+                }
+            } else if is_object {
+                self.skip_name()?;
+            }
+        }
+    }
+
+    /// Behind a value, or in a level without one: closes as many levels as end here. Answers whether that was all of
+    /// them; otherwise another value follows.
+    fn ends_levels(&mut self, depth: &mut usize, objects: &mut u128) -> Result<bool, Malformed> {
+        while *depth > 1 {
+            self.skip_space();
+            let in_object = *objects & 1 == 1;
+            match self.next() {
+                Some(b',') if in_object => {
+                    self.skip_space();
+                    return self.skip_name().map(|()| false);
+                }
+                Some(b',') => return Ok(false),
+                Some(b'}') if in_object => {}
+                Some(b']') if !in_object => {}
+                _ => return Err(self.broken("expected `,` or the end of a list or an object")),
+            }
+            *depth -= 1;
+            *objects >>= 1;
+        }
+        Ok(true)
+    }
+
+    fn skip_name(&mut self) -> Result<(), Malformed> {
+        self.skip_string()?;
+        self.skip_space();
+        self.expect(b':')
     }
 
     fn skip_nested(&mut self) -> Result<(), Malformed> {
@@ -225,19 +309,28 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn skip_string(&mut self) -> Result<(), Malformed> {
+    /// Answers whether it has escapes.
+    fn skip_string(&mut self) -> Result<bool, Malformed> {
         self.expect(b'"')?;
+        let mut escaped = false;
         loop {
             let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
-            let Some(step) = memchr::memchr2(b'"', b'\\', rest) else {
+            let Some(step) = plain_length(rest) else {
                 self.at = self.text.len();
                 return Err(self.broken("a string does not end"));
             };
             let closes = rest.get(step) == Some(&b'"');
+            if self.strict {
+                let (passed, escape) = rest.split_at(step);
+                if has_control(passed) || !(closes || is_escape(escape)) {
+                    return Err(self.broken("a string is none"));
+                }
+            }
             self.at += step + if closes { 1 } else { 2 };
             if closes {
-                return Ok(());
+                return Ok(escaped);
             }
+            escaped = true;
         }
     }
 
@@ -268,6 +361,52 @@ impl<'a> Scan<'a> {
     fn broken(&self, why: &str) -> Malformed {
         Malformed::Syntax(format!("{why} at byte {}", self.at))
     }
+}
+
+/// How many bytes stand before the next quote or backslash. Most strings are shorter than a search takes to begin.
+fn plain_length(text: &[u8]) -> Option<usize> {
+    const SHORT: usize = 16;
+    let short = text.iter().take(SHORT).position(|byte| matches!(byte, b'"' | b'\\'));
+    short.or_else(|| memchr::memchr2(b'"', b'\\', text.get(SHORT..)?).map(|at| at + SHORT))
+}
+
+/// Whether one of these may not stand in a string as it is. Looks at all of them, many at a time.
+fn has_control(text: &[u8]) -> bool {
+    text.iter().fold(false, |found, byte| found | (*byte < b' '))
+}
+
+/// Whether an escape stands at the beginning.
+fn is_escape(text: &[u8]) -> bool {
+    match text {
+        [b'\\', b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', ..] => true,
+        [b'\\', b'u', a, b, c, d, ..] => [a, b, c, d].into_iter().all(u8::is_ascii_hexdigit),
+        _ => false,
+    }
+}
+
+/// RFC 8259 section 6.
+fn is_number(text: &[u8]) -> bool {
+    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let mut rest = text.strip_prefix(b"-").unwrap_or(text);
+    let whole = digits(rest);
+    if whole == 0 || (whole > 1 && rest.starts_with(b"0")) {
+        return false;
+    }
+    rest = rest.get(whole..).unwrap_or_default();
+    if let Some(fraction) = rest.strip_prefix(b".") {
+        let count = digits(fraction);
+        if count == 0 {
+            return false;
+        }
+        rest = fraction.get(count..).unwrap_or_default();
+    }
+    if let Some(exponent) = rest.strip_prefix(b"e").or_else(|| rest.strip_prefix(b"E")) {
+        let unsigned =
+            exponent.strip_prefix(b"+").or_else(|| exponent.strip_prefix(b"-")).unwrap_or(exponent);
+        let count = digits(unsigned);
+        return count > 0 && count == unsigned.len();
+    }
+    rest.is_empty()
 }
 
 /// One change to a text: put `with` where `span` is. An empty span inserts.
@@ -351,6 +490,9 @@ mod tests {
         assert!(members(&deep(100)).is_ok());
         assert_eq!(members(&deep(100_000)).unwrap_err(), Malformed::TooDeep);
         assert_eq!(members(&format!("{{\"x\":{}", "[".repeat(100_000))).unwrap_err(), Malformed::TooDeep);
+        for n in [DEPTH_MAX - 2, DEPTH_MAX - 1, DEPTH_MAX, 100_000] {
+            assert_eq!(sound_members(&deep(n)), members(&deep(n)), "{n}");
+        }
     }
 
     #[test]
@@ -377,6 +519,32 @@ mod tests {
         fn scanner_never_panics(text in "[\\[\\]{}\",:\\\\a1 ]{0,60}") {
             let _ = members(&text);
             let _ = find_in_prefix(text.as_bytes(), "a");
+        }
+
+        /// Texts that are JSON but for a byte or two, and texts of its bytes.
+        #[test]
+        fn what_is_sound_is_what_serde_accepts(
+            value in arb_json(),
+            at in any::<prop::sample::Index>(),
+            with in prop::sample::select(vec!["", "0", "-", ".", "e", "\"", "\\", "/", "u00e9", "{", "}", "[", "]", ",", ":", " ", "\n", "\u{b}", "\u{1}", "é", "null"]),
+            cut in 0_usize..3,
+        ) {
+            let mut text = serde_json::json!({"a": value, "number": -1.5e3, "z": [value, {}, []]}).to_string();
+            let at = (0..=at.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap();
+            let end = (at + cut..=text.len()).find(|end| text.is_char_boundary(*end)).unwrap_or(text.len());
+            text.replace_range(at..end, with);
+            let sound = sound_members(&text);
+            prop_assert_eq!(sound.is_ok(), check(text.as_bytes()).is_ok(), "{}: {:?}", text, sound);
+            if sound.is_ok() {
+                prop_assert_eq!(sound, members(&text));
+            }
+        }
+
+        #[test]
+        fn soundness_agrees_with_serde_on_noise(inside in "[\\[\\]{}\",:\\\\ue0159.+\\-nulltrfas \n]{0,24}") {
+            for text in [format!("{{\"a\":{inside}}}"), format!("{{{inside}}}"), format!("{{\"a\":[{inside}]}}")] {
+                prop_assert_eq!(sound_members(&text).is_ok(), check(text.as_bytes()).is_ok(), "{}", text);
+            }
         }
 
         #[test]

@@ -27,15 +27,13 @@ impl<'a> Fields<'a> {
     /// Reads the body; `acted_on` may come once each.
     pub(super) fn read(body: &'a [u8], acted_on: &[&'static str]) -> Result<Self, Rejection> {
         let text = std::str::from_utf8(body).map_err(|e| malformed(Malformed::Syntax(e.to_string())))?;
-        // The scan goes first, since whoever parses next may recurse; what it finds wrong beside that, the
-        // check says better.
-        let object = match Object::of(text) {
-            Err(why @ (Malformed::TooDeep | Malformed::TooMany)) => return Err(malformed(why)),
-            scanned => {
-                json::check(body).map_err(malformed)?;
-                scanned.map_err(malformed)?
+        let object = Object::sound(text).map_err(|why| match why {
+            Malformed::TooDeep | Malformed::TooMany => malformed(why),
+            // What is wrong beside that, the check says better.
+            Malformed::Syntax(_) | Malformed::NotAnObject => {
+                malformed(json::check(body).err().unwrap_or(why))
             }
-        };
+        })?;
         for field in acted_on {
             if object.members().iter().filter(|m| m.key == *field).count() > 1 {
                 let message = format!("`{field}` comes twice: send it once.");

@@ -1,7 +1,7 @@
 //! A JSON object by its text: its members, and where they lie.
 //!
 //! Requests and answers of every dialect are read through it, since both are changed in place and
-//! neither may be written anew. Deliberately absent: validation (`json::check`), and any meaning.
+//! neither may be written anew. Deliberately absent: any meaning.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,7 +25,17 @@ impl<'a> Object<'a> {
         Self::of(std::str::from_utf8(text).ok()?).ok()
     }
 
-    /// The object that is all of `text`.
+    /// The same where the text has to be valid JSON; `None` for what is not.
+    pub(super) fn read_sound(text: &'a [u8]) -> Option<Self> {
+        Self::sound(std::str::from_utf8(text).ok()?).ok()
+    }
+
+    /// The object that is all of `text`, which has to be valid JSON.
+    pub(super) fn sound(text: &'a str) -> Result<Self, Malformed> {
+        Ok(Self { text, members: json::sound_members(text)? })
+    }
+
+    /// The object that is all of `text`, whatever its members are.
     pub(super) fn of(text: &'a str) -> Result<Self, Malformed> {
         Ok(Self { text, members: json::members(text)? })
     }

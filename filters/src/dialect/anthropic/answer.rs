@@ -14,7 +14,6 @@ use super::super::fields::{size, string_bytes};
 use super::super::object::Object;
 use super::super::{Kind, Piece, Shape};
 use super::error;
-use crate::json;
 use crate::meter::{Produced, UsageReport};
 use crate::money::price::Tier;
 use crate::stream::sse::Event;
@@ -47,10 +46,7 @@ pub fn event(event: &Event, shape: &Shape) -> Piece {
 /// What a whole answer is.
 #[must_use]
 pub fn whole(body: &[u8], shape: &Shape) -> Piece {
-    if json::check(body).is_err() {
-        return Piece::of(Kind::Unreadable);
-    }
-    let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
+    let Some(object) = Object::read_sound(body) else { return Piece::of(Kind::Unreadable) };
     if is_error(&object) {
         return Piece::of(Kind::Error(error::read_event(body)));
     }
@@ -248,6 +244,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::json;
     use crate::stream::sse::Scanner;
     use crate::verdict::UpstreamError;
 

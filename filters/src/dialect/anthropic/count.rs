@@ -6,7 +6,6 @@ use super::super::{Kind, Piece};
 use super::error;
 use super::request::{self, ACTED_ON};
 use crate::facts::{Facts, Spans};
-use crate::json;
 use crate::money::Tier;
 use crate::stream::usage::tokens;
 use crate::verdict::Rejection;
@@ -42,10 +41,7 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
 /// What a whole answer is.
 #[must_use]
 pub fn whole(body: &[u8]) -> Piece {
-    if json::check(body).is_err() {
-        return Piece::of(Kind::Unreadable);
-    }
-    let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
+    let Some(object) = Object::read_sound(body) else { return Piece::of(Kind::Unreadable) };
     if object.value("type") == Some("\"error\"") || object.value("error").is_some() {
         return Piece::of(Kind::Error(error::read_event(body)));
     }

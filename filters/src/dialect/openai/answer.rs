@@ -75,10 +75,7 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
 }
 
 pub(super) fn whole_of<'a, C: Choice<'a>>(body: &'a [u8], shape: &Shape) -> Piece {
-    if json::check(body).is_err() {
-        return Piece::of(Kind::Unreadable);
-    }
-    let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
+    let Some(object) = Object::read_sound(body) else { return Piece::of(Kind::Unreadable) };
     if let Some(text) = error_in(&object, false) {
         return Piece::of(Kind::Error(error::read_event(text)));
     }

@@ -12,7 +12,6 @@ use super::super::{Kind, Piece, Shape};
 use super::answer::error_in;
 use super::{error, request, sequences};
 use crate::facts::{Facts, Spans};
-use crate::json;
 use crate::meter::UsageReport;
 use crate::stream::usage::{Reported, Usage, tokens};
 use crate::verdict::Rejection;
@@ -54,10 +53,7 @@ pub fn read(body: &[u8]) -> Result<Facts, Rejection> {
 /// What a whole answer is.
 #[must_use]
 pub fn whole(body: &[u8], shape: &Shape) -> Piece {
-    if json::check(body).is_err() {
-        return Piece::of(Kind::Unreadable);
-    }
-    let Some(object) = Object::read(body) else { return Piece::of(Kind::Unreadable) };
+    let Some(object) = Object::read_sound(body) else { return Piece::of(Kind::Unreadable) };
     if let Some(text) = error_in(&object, false) {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
