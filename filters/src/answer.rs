@@ -23,6 +23,7 @@ use std::sync::Arc;
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::dialect::fold::{Fold, Unfoldable};
+use crate::dialect::pattern::Pattern;
 use crate::dialect::{Kind, Operation, Piece, Shape};
 use crate::json::{self, Edit};
 use crate::meter::{Ceiling, Meter, Produced, Used};
@@ -32,6 +33,9 @@ use crate::upstream::classify::{self, Rule};
 use crate::upstream::failure::{Failure, NotAnAnswer, Timer};
 use crate::verdict::{Reason, Rejection, UpstreamError};
 
+/// So many events of one answer are taken as a pattern for those behind them. A server whose events never are alike
+/// costs no more than these.
+const PATTERNS_MAX: u32 = 8;
 /// What is kept of the end of a JSON text too long to be read, in bytes.
 const TAIL_BYTES: usize = 16 << 10;
 /// What is kept back of a long JSON text at least, in bytes: the names and numbers behind a list of floats.
@@ -174,6 +178,10 @@ pub struct Answer {
     /// The number of the last event, where events are numbered.
     sequence: Option<u64>,
     meter: Meter,
+    /// What the last event was that only said something.
+    pattern: Option<Pattern>,
+    /// How many more may be made.
+    patterns_left: u32,
 }
 
 #[derive(Debug)]
@@ -227,6 +235,8 @@ impl Answer {
             finished: 0,
             whole_bytes: 0,
             sequence: None,
+            pattern: None,
+            patterns_left: PATTERNS_MAX,
         }
     }
 
@@ -484,7 +494,7 @@ impl Answer {
 
     /// Judges one event and puts what the caller may see of it into `out`, or among the held ones.
     fn event(&mut self, event: &Event, out: &mut BytesMut) -> Result<End, Refusal> {
-        let piece = self.operation.event(event, &self.shape);
+        let piece = self.read(event);
         self.count(&piece);
         let Piece { kind, edits, .. } = piece;
         match kind {
@@ -538,6 +548,21 @@ impl Answer {
             }
             Kind::Unreadable => Err(refusal(Failure::NotAnAnswer(NotAnAnswer::Unreadable))),
         }
+    }
+
+    /// What an event is: as the last one, or by reading it.
+    fn read(&mut self, event: &Event) -> Piece {
+        if let Some(piece) = self.pattern.as_ref().and_then(|pattern| pattern.read(event)) {
+            return piece;
+        }
+        let piece = self.operation.event(event, &self.shape);
+        if self.patterns_left > 0
+            && let Some(pattern) = Pattern::of(event, &piece)
+        {
+            self.patterns_left -= 1;
+            self.pattern = Some(pattern);
+        }
+        piece
     }
 
     fn count(&mut self, piece: &Piece) {

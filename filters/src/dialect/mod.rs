@@ -9,6 +9,9 @@ pub mod fold;
 mod object;
 pub mod openai;
 mod operation;
+pub mod pattern;
+
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -69,6 +72,8 @@ pub struct Piece {
     pub finished: u64,
     /// What to change before the caller sees it.
     pub edits: Vec<Edit>,
+    /// Where in its data the text stands that it says, quotes left out: one string without escapes.
+    pub text: Option<Range<usize>>,
 }
 
 /// Kinds of pieces.
@@ -153,6 +158,7 @@ impl Piece {
             sequence: None,
             finished: 0,
             edits: vec![],
+            text: None,
         }
     }
 }

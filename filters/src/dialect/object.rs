@@ -40,6 +40,15 @@ impl<'a> Object<'a> {
         Ok(Self { text, members: json::members(text)? })
     }
 
+    /// Where the inside of a string stands, that is given as a part of this object's text, with its quotes. `None` for
+    /// what is no string or has escapes.
+    pub(super) fn inside(&self, quoted: &str) -> Option<Range<usize>> {
+        let inside = quoted.strip_prefix('"')?.strip_suffix('"').filter(|inside| !inside.contains('\\'))?;
+        let start = inside.as_ptr().addr().checked_sub(self.text.as_ptr().addr())?;
+        let span = start..start + inside.len();
+        (self.text.get(span.clone()) == Some(inside)).then_some(span)
+    }
+
     pub(super) fn text(&self) -> &'a str {
         self.text
     }

@@ -99,6 +99,7 @@ fn block_grew(object: &Object<'_>) -> Piece {
     if delta.count(&mut piece.produced) {
         piece.kind = Kind::Meaningful;
     }
+    piece.text = delta.text.and_then(|text| object.inside(text.get()));
     piece
 }
 

@@ -24,6 +24,8 @@ pub(super) trait Choice<'a>: Deserialize<'a> {
     fn count(&self, produced: &mut Produced) -> bool;
     /// Why it ended, where it did.
     fn finish_reason(&self) -> Option<&str>;
+    /// Its text as it stands in the event.
+    fn text(&self) -> Option<&'a str>;
 }
 
 /// What an event is.
@@ -65,6 +67,9 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
         if says_more || finishes {
             piece.kind = Kind::Meaningful;
         }
+    }
+    if let [only] = choices.as_slice() {
+        piece.text = only.text().and_then(|text| object.inside(text));
     }
     piece.usage = usage(&object);
     piece.tier = tier(&object);
@@ -157,6 +162,10 @@ impl<'a> Choice<'a> for ChatChoice<'a> {
 
     fn finish_reason(&self) -> Option<&str> {
         self.finish_reason.as_deref()
+    }
+
+    fn text(&self) -> Option<&'a str> {
+        self.delta.as_ref()?.content.as_ref().map(|content| content.0.get())
     }
 }
 

@@ -111,6 +111,11 @@ impl<'a> Choice<'a> for TextChoice<'a> {
     fn finish_reason(&self) -> Option<&str> {
         self.finish_reason.as_deref()
     }
+
+    /// It was read without its quotes.
+    fn text(&self) -> Option<&'a str> {
+        None
+    }
 }
 
 #[cfg(test)]
