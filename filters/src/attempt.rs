@@ -327,10 +327,18 @@ impl Planner {
         } else {
             fresh
         };
-        let mut places: Vec<EndpointId> = candidates.iter().map(|endpoint| self.place(*endpoint)).collect();
-        places.sort_unstable();
-        places.dedup();
-        u32::try_from(places.len()).unwrap_or(u32::MAX).min(self.attempts_max.saturating_sub(self.made))
+        // More than may still be made are not counted: a model may have a thousand routes.
+        let left_max = self.attempts_max.saturating_sub(self.made);
+        let mut places: Vec<EndpointId> = vec![];
+        for place in candidates.iter().map(|endpoint| self.place(*endpoint)) {
+            if places.len() >= usize::try_from(left_max).unwrap_or(usize::MAX) {
+                break;
+            }
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        u32::try_from(places.len()).unwrap_or(u32::MAX)
     }
 }
 

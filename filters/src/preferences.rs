@@ -183,6 +183,14 @@ impl Preferences {
         !self.order.is_empty() || self.sort.is_some()
     }
 
+    /// Whether it may leave out a route.
+    #[must_use]
+    pub fn may_drop(&self) -> bool {
+        let Self { models: _, order, only, ignore, no_fallbacks, sort: _, max_price, required } = self;
+        let anyone = only.is_none() && ignore.is_empty() && required.is_empty();
+        !anyone || (*no_fallbacks && !order.is_empty()) || *max_price != MaxPrice::default()
+    }
+
     /// Why a route is not for this caller, if so.
     #[must_use]
     pub fn drops(&self, facts: &RouteFacts<'_>) -> Option<Dropped> {

@@ -51,6 +51,8 @@ pub struct Candidate {
     pub endpoint: EndpointId,
     /// Its configured weight times its health factor.
     pub weight: f64,
+    /// Where whoever made the list keeps more of it.
+    pub lane: usize,
 }
 
 /// Puts the candidates in the order in which they are tried.
@@ -134,7 +136,7 @@ mod tests {
         weights
             .iter()
             .enumerate()
-            .map(|(n, weight)| Candidate { endpoint: EndpointId(n), weight: *weight })
+            .map(|(n, weight)| Candidate { endpoint: EndpointId(n), weight: *weight, lane: n })
             .collect()
     }
 

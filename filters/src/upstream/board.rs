@@ -838,6 +838,7 @@ impl Board {
     #[must_use]
     pub fn survey(&self, now: Instant, model: ModelId, ask: &Ask<'_>) -> Vec<Stand> {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
+        let may_drop = ask.preferences.may_drop();
         let stand = |endpoint: &EndpointId| {
             let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.state(*endpoint)?);
             let route = Route { model, endpoint: *endpoint };
@@ -849,7 +850,9 @@ impl Board {
                 share: state.share(now),
                 breaker: state.breaker.admission(now),
                 rest: self.rests.standing(now, spec.place, spec.credential),
-                dropped: ask.preferences.drops(&self.route_facts(route, ask.form)),
+                dropped: may_drop
+                    .then(|| ask.preferences.drops(&self.route_facts(route, ask.form)))
+                    .flatten(),
             })
         };
         routes.iter().filter_map(stand).collect()
@@ -941,12 +944,13 @@ impl Board {
         // One for each place: its weight counts once, however many credentials there are.
         let mut candidates: Vec<Candidate> = lanes
             .iter()
-            .filter_map(|lane| lane.first())
-            .map(|stand| {
+            .enumerate()
+            .map(|(at, lane)| {
+                let stand = lane.first;
                 let trial = if stand.rest == Standing::OnTrial { ON_TRIAL } else { 1.0 };
                 let weight = f64::from(stand.weight) * stand.factor * trial;
                 let weight = route::weight_in_share(weight, stand.share, rng);
-                Candidate { endpoint: stand.route.endpoint, weight }
+                Candidate { endpoint: stand.route.endpoint, weight, lane: at }
             })
             .collect();
         match spec.sort {
@@ -954,15 +958,10 @@ impl Board {
             Sort::WeightedRandom => route::spread(&mut candidates, rng),
         }
         let is_probe = |candidate: &Candidate| {
-            admitted.iter().any(|s| s.route.endpoint == candidate.endpoint && s.breaker == Admission::Probe)
+            lanes.get(candidate.lane).is_some_and(|lane| lane.first.breaker == Admission::Probe)
         };
-        let whole = |candidate: &Candidate| {
-            let lane = lanes
-                .iter()
-                .find(|lane| lane.first().is_some_and(|s| s.route.endpoint == candidate.endpoint));
-            lane.into_iter().flatten().map(|stand| stand.route).collect::<Vec<_>>()
-        };
-        let mut routes: Vec<Route> = vec![];
+        let whole = |candidate: &Candidate| lanes.get(candidate.lane).into_iter().flat_map(Lane::routes);
+        let mut routes: Vec<Route> = Vec::with_capacity(admitted.len());
         if ask.preferences.fix_order() {
             routes.extend(candidates.iter().flat_map(whole));
             ask.preferences.arrange(&mut routes, |route| self.route_facts(*route, ask.form));
@@ -974,7 +973,7 @@ impl Board {
         let explores = spec.explore && may_fail;
         if let Some(probe) = candidates.iter().position(is_probe).filter(|_| may_fail) {
             route::begin_with(&mut candidates, probe);
-        } else if let Some(lost) = lost_place(&candidates, &admitted)
+        } else if let Some(lost) = lost_place(&candidates, &lanes)
             && explores
             && model.explorer.return_is_due(now, rng)
         {
@@ -1388,25 +1387,27 @@ impl Board {
 
     /// The routes that may be asked, by their places; the credentials of each in turn, so that they share its calls. One
     /// that is on trial stands alone: behind everybody else is not behind its neighbours.
-    fn lanes<'a>(&self, admitted: &[&'a Stand]) -> Vec<Vec<&'a Stand>> {
-        let mut lanes: Vec<Vec<&Stand>> = vec![];
+    fn lanes<'a>(&self, admitted: &[&'a Stand]) -> Vec<Lane<'a>> {
+        let mut lanes: Vec<Lane<'_>> = Vec::with_capacity(admitted.len());
+        // By place: the lane that others may join. A search would look at every lane for every route.
+        let mut open: Vec<Option<usize>> = vec![None; self.layout.endpoints.len()];
         for stand in admitted {
             let place = self.place(stand.route.endpoint);
-            let is_neighbour = |lane: &&mut Vec<&Stand>| {
-                let on_trial = |stand: &Stand| stand.rest == Standing::OnTrial;
-                lane.first().is_some_and(|first| {
-                    self.place(first.route.endpoint) == place && !on_trial(first) && !on_trial(stand)
-                })
-            };
-            match lanes.iter_mut().find(is_neighbour) {
-                Some(lane) => lane.push(stand),
-                None => lanes.push(vec![stand]),
+            let open = open.get_mut(place.0).filter(|_| stand.rest != Standing::OnTrial);
+            match open.as_deref().copied().flatten().and_then(|at| lanes.get_mut(at)) {
+                Some(lane) => lane.others.push(stand),
+                None => {
+                    if let Some(open) = open {
+                        *open = Some(lanes.len());
+                    }
+                    lanes.push(Lane { first: stand, others: vec![] });
+                }
             }
         }
-        for lane in &mut lanes {
-            let last = lane.first().and_then(|first| self.state(first.route.endpoint)?.last);
-            let next = lane.iter().position(|stand| last.is_some_and(|last| stand.route.endpoint > last));
-            lane.rotate_left(next.unwrap_or(0));
+        for lane in lanes.iter_mut().filter(|lane| !lane.others.is_empty()) {
+            if let Some(last) = self.state(lane.first.route.endpoint).and_then(|state| state.last) {
+                lane.begin_behind(last);
+            }
         }
         lanes
     }
@@ -1483,9 +1484,33 @@ fn censored(timer: Timer, timing: Timing, limits: Limits) -> Timing {
     }
 }
 
+/// The routes of one place that may be asked.
+#[derive(Debug)]
+struct Lane<'a> {
+    first: &'a Stand,
+    others: Vec<&'a Stand>,
+}
+
+impl Lane<'_> {
+    /// Puts the first behind this one in front, and those before it at the end.
+    fn begin_behind(&mut self, last: EndpointId) {
+        let Self { first, others } = self;
+        let mut all = std::mem::take(others);
+        all.insert(0, first);
+        let next = all.iter().position(|stand| stand.route.endpoint > last);
+        all.rotate_left(next.unwrap_or(0));
+        *first = all.remove(0);
+        *others = all;
+    }
+
+    fn routes(&self) -> impl Iterator<Item = Route> {
+        std::iter::once(self.first).chain(self.others.iter().copied()).map(|stand| stand.route)
+    }
+}
+
 /// The place of a route that would stand before the first one if it had not failed.
-fn lost_place(candidates: &[Candidate], admitted: &[&Stand]) -> Option<usize> {
-    let stand = |c: &Candidate| admitted.iter().find(|stand| stand.route.endpoint == c.endpoint);
+fn lost_place(candidates: &[Candidate], lanes: &[Lane<'_>]) -> Option<usize> {
+    let stand = |c: &Candidate| lanes.get(c.lane).map(|lane| lane.first);
     let first = stand(candidates.first()?)?;
     let lost = |c: &Candidate| {
         let stand = stand(c).filter(|s| s.has_lost_weight && s.weight >= first.weight);

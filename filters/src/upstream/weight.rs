@@ -139,6 +139,10 @@ impl Health {
     /// What to multiply the configured weight by: more than 0, at most 1.
     #[must_use]
     pub fn factor(&self, now: Instant) -> f64 {
+        // Without a failure there is nothing to fade; most routes of most calls are so.
+        if self.bad <= 0.0 && self.fast >= 1.0 {
+            return 1.0;
+        }
         let mut faded = *self;
         faded.fade(now);
         let good = faded.good + PRIOR;
@@ -273,6 +277,22 @@ mod tests {
             }
             prop_assert!(health.factor(after(now, 100_000)) > 0.99, "recovers");
             prop_assert!(health.factor(start).is_finite(), "a clock that went back does no harm");
+        }
+
+        #[test]
+        fn without_a_failure_the_factor_is_whole_whatever_the_time(
+            waits in prop::collection::vec(0_u64..10_000_000, 0..50), later in 0_u64..10_000_000,
+        ) {
+            let mut now = Instant::now();
+            let mut health = Health::new(now);
+            for wait_ms in waits {
+                now += Duration::from_millis(wait_ms);
+                health.record(now, true);
+            }
+            let mut faded = health;
+            faded.fade(now + Duration::from_millis(later));
+            prop_assert!(faded.bad <= 0.0 && faded.fast >= 1.0, "nothing fades");
+            prop_assert!(health.factor(now).to_bits() == 1.0_f64.to_bits());
         }
 
         #[test]
