@@ -24,6 +24,7 @@ pub mod mock;
 pub mod ops;
 pub mod pool;
 pub mod proxy;
+pub mod record;
 pub mod reload;
 pub mod secret;
 pub mod serve;

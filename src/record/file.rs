@@ -1,0 +1,44 @@
+//! The file of records: `SQLite` in WAL mode. What a power cut takes of it is a second of history, no money.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use super::RecordError;
+
+/// In order; one that was released never changes. The first is version 1.
+const MIGRATIONS: [&str; 0] = [];
+/// How long a verb waits for another process' write.
+const BUSY: Duration = Duration::from_secs(5);
+
+pub(super) fn open(path: &Path) -> Result<Connection, RecordError> {
+    prepare(Connection::open(path)?)
+}
+
+pub(super) fn open_for_reading(path: &Path) -> Result<Connection, RecordError> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.busy_timeout(BUSY)?;
+    Ok(connection)
+}
+
+fn prepare(mut connection: Connection) -> Result<Connection, RecordError> {
+    connection.busy_timeout(BUSY)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.set_transaction_behavior(TransactionBehavior::Immediate);
+    let newest = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let transaction = connection.transaction()?;
+    let found: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > newest {
+        return Err(RecordError::TooNew(found, newest));
+    }
+    for (version, sql) in (1_i64..).zip(MIGRATIONS) {
+        if version > found {
+            transaction.execute_batch(sql)?;
+            transaction.pragma_update(None, "user_version", version)?;
+        }
+    }
+    transaction.commit()?;
+    Ok(connection)
+}
