@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::books::Books;
 use crate::config::checked::{Bounds, Config, Listen, Listener, Store, Timers};
+use crate::config::records::{Keep, Slo};
 use crate::config::sentry::Tracker;
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
@@ -70,6 +71,8 @@ pub struct Fixed {
     tracker: Option<Tracker>,
     /// Of these some.
     bounds: Bounds,
+    keep: Keep,
+    slo: Slo,
 }
 
 #[derive(Debug)]
@@ -119,13 +122,15 @@ impl Fixed {
     /// Of the config that a process starts with.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let Config { listen, data, store, bounds, tracker, .. } = config;
+        let Config { listen, data, store, bounds, tracker, keep, slo, .. } = config;
         Self {
             listen: listen.clone(),
             data: data.clone(),
             store: store.clone(),
             tracker: tracker.clone(),
             bounds: bounds.clone(),
+            keep: *keep,
+            slo: *slo,
         }
     }
 
@@ -146,6 +151,8 @@ impl Fixed {
             ("listen.threads", *threads != config.listen.threads),
             ("store", self.data != config.data || self.store != config.store),
             ("sentry", self.tracker != config.tracker),
+            ("records", self.keep != config.keep),
+            ("slo", self.slo != config.slo),
             ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
             ("bounds.connections_max", mine.connections_max != theirs.connections_max),
             (
@@ -195,7 +202,19 @@ impl Reloader {
         let needs_restart = self.fixed.differences(&config);
         #[rustfmt::skip]
         let Config {
-            bounds, routing, drain, timers, catalogue, catalogue_of_fleet, accounts, listen: _, data: _, store: _, tracker: _,
+            bounds,
+            routing,
+            drain,
+            timers,
+            catalogue,
+            catalogue_of_fleet,
+            accounts,
+            listen: _,
+            data: _,
+            store: _,
+            tracker: _,
+            keep: _,
+            slo: _,
         } = config;
         // The node's own timers may be other ones now.
         let catalogue = match &state.published {

@@ -28,6 +28,8 @@ use crate::ops::Metrics;
 use crate::ops::notify::Notify;
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway, Warmer};
+use crate::record::Home;
+use crate::record::recorder::Recorder;
 use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::store::Holds;
 use crate::succession;
@@ -79,6 +81,7 @@ fn serve(
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
+    let (keep, slo) = (config.keep, config.slo);
     let Config { listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, .. } = config;
     let (published, catalogue) = match booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
         Some(node) => node.first_catalogue(&data, timers).map(|(found, parsed)| (Some(found), parsed))?,
@@ -100,6 +103,7 @@ fn serve(
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
     let warmer = Arc::new(Warmer::default());
+    let recorder = Recorder::start(home(&booted, &data), keep, slo, Arc::clone(&metrics))?;
     let gateway = Gateway {
         pool: Arc::clone(&pool),
         holds: wrap(Arc::clone(&booted.holds)),
@@ -110,13 +114,13 @@ fn serve(
         warmer: Arc::clone(&warmer),
         metrics,
         drain: Arc::clone(&drain_state),
+        recorder: Arc::clone(&recorder),
     };
     let may_start_heirs = source.is_some();
     let live = follow(&gateway, &notify, status(first));
     let reloader =
         source.map(|source| read_anew(Reloader::new(source, timers, fixed, live), published, &booted, &data));
-    let serving = Arc::new(AtomicBool::new(false));
-    let started = Arc::new(AtomicBool::new(false));
+    let [serving, started] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let keeper = Keeper {
         store: Arc::clone(&booted.store),
         pool: Arc::clone(&pool),
@@ -142,13 +146,11 @@ fn serve(
 
     let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
     let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
-    let mut server = Server::new_with_opt_and_conf(None, server_conf(listen.threads));
-    server.bootstrap();
-    server.add_service(front::service(&server.configuration, gateway, listeners, entrance));
+    let mut server = server(listen.threads, gateway, listeners, entrance);
     add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm);
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
-    Ok(run_to_the_end(booted, &drain_state, &estate, &books))
+    Ok(run_to_the_end(booted, &drain_state, &estate, &books, &recorder))
 }
 
 /// The books of a running gateway, and what follows them on other nodes.
@@ -179,6 +181,14 @@ fn read_anew(
     reloader
 }
 
+/// Pingora, with the public service.
+fn server(threads: usize, gateway: Gateway, listeners: Vec<edge::Listener>, entrance: Entrance) -> Server {
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(threads));
+    server.bootstrap();
+    server.add_service(front::service(&server.configuration, gateway, listeners, entrance));
+    server
+}
+
 /// What runs beside the public service.
 fn add_background(server: &mut Server, admin: AdminService, keeper: Keeper, warm: Warm) {
     server.add_service(background_service("admin", admin));
@@ -187,12 +197,19 @@ fn add_background(server: &mut Server, admin: AdminService, keeper: Keeper, warm
 }
 
 /// Waits until the process may leave, hands over what is to be handed over, and closes the books.
-fn run_to_the_end(booted: Booted, drain: &Drain, estate: &Estate, books: &Arc<Books>) -> Left {
+fn run_to_the_end(
+    booted: Booted,
+    drain: &Drain,
+    estate: &Estate,
+    books: &Arc<Books>,
+    recorder: &Recorder,
+) -> Left {
     drain.wait_for_the_end();
     let cut = match estate.let_go() {
         Some(heir) => succession::leave_to(heir, drain, books, &booted.store),
         None => drain.wait(|| {}),
     };
+    recorder.stop();
     booted.stop();
     tracing::info!(cut, "left");
     if cut == 0 { Left::Drained } else { Left::Cut(cut) }
@@ -246,6 +263,15 @@ fn tell(
         token,
         reloader,
         fleet: booted.fleet.clone(),
+        recorder: Arc::clone(&gateway.recorder),
+    }
+}
+
+/// Where records are: beside the ledger.
+fn home(booted: &Booted, data: &Path) -> Home {
+    match &booted.fleet {
+        Some(node) => Home::Fleet(node.servers.ledger.clone()),
+        None => Home::Folder(data.to_owned()),
     }
 }
 

@@ -38,7 +38,7 @@ pub fn verdict(tried: &[Tried]) -> Rejection {
     if tried.iter().all(|t| t.failure == Failure::Status(429)) {
         let soonest = tried.iter().filter_map(|t| t.retry_after).min().unwrap_or(RETRY_AFTER);
         let message = "Every upstream of this model is at its rate limit.";
-        return Rejection::new(Reason::RateLimited, message).retry_after(soonest);
+        return Rejection::new(Reason::RateLimited, message).retry_after(soonest).of_upstreams();
     }
     match &last.failure {
         Failure::CallerFault(_) | Failure::Status(403) => passed_on(&last.error),

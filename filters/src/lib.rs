@@ -38,6 +38,7 @@ pub mod preferences;
 pub mod purse;
 pub mod report;
 pub mod route;
+pub mod slo;
 pub mod stream;
 pub mod upstream;
 pub mod verdict;

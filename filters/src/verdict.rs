@@ -216,6 +216,8 @@ pub struct Rejection {
     pub retry_after: Option<Duration>,
     /// The upstream's own words, where the fault is the request's: it passes unchanged in meaning.
     pub upstream: Option<Box<UpstreamError>>,
+    /// A limit that was met is not the caller's: every upstream is at its own.
+    pub of_upstreams: bool,
 }
 
 impl Rejection {
@@ -229,7 +231,15 @@ impl Rejection {
             context: String::new(),
             retry_after: None,
             upstream: None,
+            of_upstreams: false,
         }
+    }
+
+    /// Says that the limit is not the caller's.
+    #[must_use]
+    pub const fn of_upstreams(mut self) -> Self {
+        self.of_upstreams = true;
+        self
     }
 
     /// Names the field at fault.

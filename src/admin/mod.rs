@@ -5,6 +5,7 @@
 //! in somebody's browser or another user of the machine must not be able to move money.
 
 pub mod explain;
+pub mod records;
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -29,6 +30,7 @@ use crate::ledger::LedgerError;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
+use crate::record::recorder::Recorder;
 use crate::reload::{Outcome, Reloader};
 use crate::store::Holds;
 
@@ -50,6 +52,8 @@ pub struct Admin {
     pub reloader: Option<Arc<Reloader>>,
     /// `None`: there are no other nodes.
     pub fleet: Option<Arc<Node>>,
+    /// What happened.
+    pub recorder: Arc<Recorder>,
 }
 
 /// Why something was not done.
@@ -65,6 +69,9 @@ pub fn router(admin: Admin) -> Router {
         .route("/books", post(books))
         .route("/explain", post(explain::explain))
         .route("/reload", post(reload))
+        .route("/failovers", get(records::failovers))
+        .route("/slo", get(records::slo))
+        .route("/slo/report", get(records::report))
         .with_state(admin)
 }
 

@@ -3,6 +3,7 @@
 mod books;
 mod catalogue;
 mod fleet;
+mod records;
 mod sketch;
 
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use filters::dialect::Operation;
 
+use self::records::{FailoverArgs, SloArgs};
 use self::sketch::Sketch;
 use crate::admin::explain::Asked;
 use crate::books::Direction;
@@ -71,6 +73,10 @@ enum Verb {
     /// The catalogue of a fleet: providers and models for all nodes whose config files name none.
     #[command(subcommand)]
     Catalogue(Catalogue),
+    /// Attempts that failed, by what they have in common, or all attempts of one call.
+    Failovers(FailoverArgs),
+    /// What is left of this month's error budget, and what burnt the rest.
+    Slo(SloArgs),
     /// Say what would happen to a request: candidates and why, timers, the hold. Sends nothing.
     Explain {
         /// The file with the request's body.
@@ -421,6 +427,8 @@ impl Cli {
             Verb::Accounts(verb) => verb.run(&load(&self.config)?),
             Verb::Keys(verb) => verb.run(&load(&self.config)?),
             Verb::Ledger(verb) => verb.run(&load(&self.config)?),
+            Verb::Failovers(args) => records::failovers(&load(&self.config)?, args),
+            Verb::Slo(args) => records::slo(&load(&self.config)?, args),
             Verb::Explain { request, sketch, anthropic, surface, default_output_tokens } => {
                 let surface = surface.or_else(|| anthropic.then(|| Operation::Messages.word().to_owned()));
                 let operation = Operation::ALL.into_iter().find(|it| Some(it.word()) == surface.as_deref());

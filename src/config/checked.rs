@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use rustix::process::{Resource, getrlimit};
 
 use super::reach::{self, Reach};
+use super::records::{Keep, Slo};
 use super::sentry::Tracker;
 use super::{Faults, address, join, raw, sentry};
 use crate::credential::{self, Credential};
@@ -53,6 +54,8 @@ pub struct Config {
     pub bounds: Bounds,
     pub routing: Routing,
     pub drain: Drain,
+    pub keep: Keep,
+    pub slo: Slo,
     /// Of an attempt, where its provider names none.
     pub timers: Timers,
     pub catalogue: Catalogue,
@@ -366,8 +369,20 @@ pub struct Key {
 /// # Errors
 /// All faults at once.
 pub fn check(file: raw::File) -> Result<Config, Faults> {
-    let raw::File { listen, store, bounds, routing, drain, providers, models, aliases, bootstrap, sentry } =
-        file;
+    let raw::File {
+        listen,
+        store,
+        bounds,
+        routing,
+        drain,
+        records,
+        slo,
+        providers,
+        models,
+        aliases,
+        bootstrap,
+        sentry,
+    } = file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
     let (data, store) = check.store(store);
@@ -381,6 +396,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
         check.fault("drain", "times must be at most 7 days");
     }
+    let (keep, slo) = (records.check(&mut check.faults), slo.check(&mut check.faults));
     let catalogue_of_fleet =
         matches!(store, Store::Fleet(_)) && providers.is_none() && models.is_none() && aliases.0.is_empty();
     let catalogue = match (providers, models) {
@@ -397,14 +413,16 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
-    match listen {
-        Some(listen) => Ok(Config {
+    match listen.zip(slo) {
+        Some((listen, slo)) => Ok(Config {
             listen,
             data,
             store,
             bounds,
             routing,
             drain,
+            keep,
+            slo,
             timers,
             catalogue,
             catalogue_of_fleet,

@@ -10,6 +10,7 @@ pub mod address;
 pub mod checked;
 pub mod raw;
 pub mod reach;
+pub mod records;
 pub mod sentry;
 mod yaml;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use deserr::{Deserr, ErrorKind, IntoValue, Map as _, Value, ValueKind, ValuePointerRef, take_cf_content};
 
 use super::Faults;
+use super::records::{RawRecords, RawSlo};
 use super::sentry::Sentry;
 use crate::secret::Secret;
 
@@ -26,6 +27,12 @@ pub struct File {
     /// How the process leaves.
     #[deserr(default)]
     pub drain: Drain,
+    /// How long it is kept what happened: attempts for `tollgate failovers`, good and bad minutes for `tollgate slo`.
+    #[deserr(default)]
+    pub records: RawRecords,
+    /// What callers are promised; docs/slo.md says how it is counted.
+    #[deserr(default)]
+    pub slo: RawSlo,
     /// Companies and servers that we call. A node of a fleet may leave out `providers` and `models`: then they are those
     /// that `tollgate catalogue publish` has published.
     #[deserr(default)]

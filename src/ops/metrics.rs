@@ -10,6 +10,8 @@ use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 
 use crate::clock;
 
+pub use super::slo::RecordMetrics;
+
 /// Seconds, from a tenth of a millisecond to ten minutes.
 const SECONDS: [f64; 20] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
@@ -65,6 +67,8 @@ pub struct Metrics {
     pub started: Gauge,
     /// The config of the running process.
     pub config: ConfigMetrics,
+    /// What callers were promised and got, and the records of it.
+    pub records: RecordMetrics,
 }
 
 /// What a node of a fleet sees of the servers that it shares. The node makes them; one that is alone has none.
@@ -199,6 +203,7 @@ impl Metrics {
             )?,
             started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
             config: ConfigMetrics::new(r)?,
+            records: RecordMetrics::new(r)?,
             registry,
         })
     }
@@ -329,7 +334,7 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> p
     Ok(metric)
 }
 
-fn counters(
+pub(super) fn counters(
     registry: &Registry,
     name: &str,
     help: &str,
@@ -338,11 +343,11 @@ fn counters(
     register(registry, IntCounterVec::new(Opts::new(format!("tollgate_{name}"), help), labels)?)
 }
 
-fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+pub(super) fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {
     register(registry, IntCounter::new(format!("tollgate_{name}"), help)?)
 }
 
-fn gauge(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+pub(super) fn gauge(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntGauge> {
     register(registry, IntGauge::new(format!("tollgate_{name}"), help)?)
 }
 

@@ -44,7 +44,7 @@ impl Gateway {
     /// Turns a request into an admitted call.
     pub(super) async fn admit(
         &self,
-        ctx: &Ctx,
+        ctx: &mut Ctx,
         operation: Operation,
         snapshot: Arc<Snapshot>,
         principal: Arc<Principal>,
@@ -52,6 +52,7 @@ impl Gateway {
     ) -> Result<Call, Rejection> {
         let facts = read(operation, &body.bytes).await?;
         let named = Choices::named(&snapshot, &principal, operation, &facts)?;
+        ctx.model = named.first().map(|choice| Arc::clone(&choice.model));
         let wish = Wish { ctx, operation, principal: &principal, facts: &facts };
         let plan = wish.plan(&snapshot, &named).await?;
         let (ticket, choices) = match self.hold(&wish, named.within(&plan), &body.bytes).await {
@@ -78,6 +79,7 @@ impl Gateway {
             pass: Some(plan.pass),
             unseen: None,
             tried: vec![],
+            last_failed: None,
             current: None,
             gate,
             first_attempt: None,
@@ -192,7 +194,7 @@ impl Wish<'_> {
                 } else {
                     (Reason::NoUpstream, "No upstream of this model can be asked right now.")
                 };
-                Err(Rejection::new(reason, message).retry_after(wait))
+                Err(Rejection::new(reason, message).retry_after(wait).of_upstreams())
             }
             Found::NoneFits(dropped) => Err(none_fits(&dropped)),
         }

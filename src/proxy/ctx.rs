@@ -14,13 +14,14 @@ use filters::ids::EndpointId;
 use filters::money::Amount;
 use filters::upstream::board::Pass;
 use filters::upstream::failure::Failure;
+use filters::verdict::Reason;
 use pingora::{Error, ErrorType};
 
 use super::choices::{Choice, Choices};
 use super::gate::Gate;
 use super::keyed::First;
 use super::warm::Target;
-use crate::config::checked::Endpoint;
+use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::edge::Connection;
 use crate::pool::endpoint::Addresses;
@@ -36,12 +37,18 @@ pub struct Ctx {
     pub(super) arrived: Instant,
     pub(super) request_id: String,
     pub(super) surface: &'static str,
+    /// It is a call: an upstream is to answer it.
+    pub(super) is_call: bool,
     pub(super) dialect: Dialect,
     pub(super) stage: Stage,
     /// When its body was whole.
     pub(super) read_at: Option<Instant>,
     /// The code of what went out, where it was no answer of an upstream.
     pub(super) replied: Option<&'static str>,
+    /// The error among them, and whether its 429 speaks of our upstreams' limits.
+    pub(super) refused: Option<(Reason, bool)>,
+    /// What is asked for, once that is known.
+    pub(super) model: Option<Arc<Model>>,
     pub(super) principal: Option<Arc<Principal>>,
     /// The call carries an idempotency key and is the first under it.
     pub(super) keyed: Option<First>,
@@ -75,6 +82,8 @@ pub(super) struct Call {
     /// The attempt that is sent again, since nobody saw it.
     pub(super) unseen: Option<(Leg, Via)>,
     pub(super) tried: Vec<Tried>,
+    /// Whose attempt failed last, and why.
+    pub(super) last_failed: Option<(EndpointId, &'static str)>,
     pub(super) current: Option<Current>,
     pub(super) gate: Arc<Gate>,
     pub(super) first_attempt: Option<Instant>,
@@ -97,10 +106,13 @@ impl Ctx {
             arrived,
             request_id,
             surface: "none",
+            is_call: false,
             dialect: Dialect::OpenAi,
             stage: Stage::Arrived,
             read_at: None,
             replied: None,
+            refused: None,
+            model: None,
             principal: None,
             keyed: None,
             connection: None,

@@ -12,21 +12,26 @@
 //! | `resent` | its pooled connection was dead, the request goes out again; this was no attempt |
 //! | `refused` | it was not asked: `breaker` (its one probe is under way) or `retry_budget` |
 //!
+//! They are kept too, for `tollgate failovers`: see `src/record`.
+//!
 //! `next` names the candidate that is asked next, or says `wait` (a pause comes first) or `stop`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::attempt::NextAttempt;
 use filters::ids::EndpointId;
 
 use super::ctx::Call;
+use crate::clock;
+use crate::record::recorder::{Decided, Next, Recorder};
 
 /// What was decided about a candidate.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Decision<'a> {
+pub(super) struct Decision {
     pub(super) candidate: EndpointId,
     pub(super) outcome: &'static str,
-    pub(super) reason: &'a str,
+    pub(super) reason: &'static str,
     /// Since the attempt began.
     pub(super) elapsed: Duration,
     /// Whether another candidate may follow at all.
@@ -34,32 +39,54 @@ pub(super) struct Decision<'a> {
 }
 
 impl Call {
-    /// Writes the line.
-    pub(super) fn decided(&self, request_id: &str, now: Instant, decision: &Decision<'_>) {
+    /// Writes the line, and keeps it.
+    pub(super) fn decided(&self, recorder: &Recorder, request_id: &str, now: Instant, decision: &Decision) {
         let Decision { candidate, outcome, reason, elapsed, goes_on } = *decision;
         let Ok(endpoint) = self.endpoint(candidate) else { return };
-        let model = self.choices.of(candidate).map_or("", |choice| choice.model.name.as_str());
-        let next = if goes_on { self.next_word(now) } else { "stop" };
+        let model = self.choices.of(candidate).map(|choice| &choice.model);
+        let next = if goes_on { self.next(now) } else { Next::Stop };
+        let (attempt, budget_left) = (self.planner.made(), self.planner.remaining(now));
         tracing::info!(
             target: "decision",
             request_id,
-            model,
+            model = model.map_or("", |model| model.name.as_str()),
             candidate = endpoint.name,
             region = endpoint.provider.region,
-            attempt = self.planner.made(),
+            attempt,
             reason,
             elapsed_ms = millis(elapsed),
-            budget_left_ms = millis(self.planner.remaining(now)),
+            budget_left_ms = millis(budget_left),
+            outcome,
+            next = self.next_word(next),
+        );
+        recorder.decided(Decided {
+            at_ms: clock::unix_ms(),
+            request: request_id.into(),
+            snapshot: Arc::clone(&self.snapshot),
+            model: model.cloned(),
+            candidate,
+            attempt,
+            reason,
+            elapsed,
+            budget_left,
             outcome,
             next,
-        );
+        });
     }
 
-    fn next_word(&self, now: Instant) -> &str {
+    fn next(&self, now: Instant) -> Next {
         match self.planner.preview(now) {
-            NextAttempt::Try { endpoint, .. } => self.endpoint(endpoint).map_or("", |e| e.name.as_str()),
-            NextAttempt::WaitUntil(_) => "wait",
-            NextAttempt::Stop(_) => "stop",
+            NextAttempt::Try { endpoint, .. } => Next::Candidate(endpoint),
+            NextAttempt::WaitUntil(_) => Next::Wait,
+            NextAttempt::Stop(_) => Next::Stop,
+        }
+    }
+
+    fn next_word(&self, next: Next) -> &str {
+        match next {
+            Next::Candidate(endpoint) => self.endpoint(endpoint).map_or("", |e| e.name.as_str()),
+            Next::Wait => "wait",
+            Next::Stop => "stop",
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Rooms 8 and 9: settle once, record, say one line.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::answer::Ended;
+use filters::slo::judge::{self as slo, Ending, FirstEvent, judge};
 use filters::upstream::board::Outcome;
 use pingora_proxy::Session;
 
@@ -11,6 +13,7 @@ use super::decision::{Decision, millis};
 use super::gate::Receipt;
 use super::gateway::Gateway;
 use crate::clock;
+use crate::record::recorder;
 
 /// The status of a call whose caller left, as nginx logs it. Nobody receives it.
 const CALLER_LEFT: u16 = 499;
@@ -49,6 +52,7 @@ impl Gateway {
             self.metrics.rejections.with_label_values(&[code]).inc();
         }
         let took = now.saturating_duration_since(ctx.arrived);
+        self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
         self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
         self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), &ended);
@@ -87,7 +91,57 @@ impl Gateway {
         }
         let elapsed = now - current.began;
         let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
-        call.decided(&ctx.request_id, now, &decision);
+        call.decided(&self.recorder, &ctx.request_id, now, &decision);
+    }
+
+    /// Was it as good as was promised?
+    fn judge(
+        &self,
+        ctx: &Ctx,
+        call: Option<&Call>,
+        receipt: &Receipt,
+        (status, ended): (u16, &Ended),
+        took: Duration,
+    ) {
+        if !ctx.is_call || (call.is_none() && ctx.refused.is_none()) {
+            return; // Nothing was to be answered by an upstream, or it was answered before.
+        }
+        let judged = judge(&Ending {
+            status,
+            error: ctx.refused.map(|(reason, _)| reason),
+            of_upstreams: ctx.refused.is_some_and(|(_, of_upstreams)| of_upstreams),
+            answer: match ended {
+                Ended::Properly => slo::Answer::Whole,
+                Ended::Broken(failure) => slo::Answer::Cut(failure.word()),
+                Ended::Not => slo::Answer::Not,
+            },
+            last_failure: call.and_then(|call| call.last_failed).map(|(_, reason)| reason),
+            first_event: call.and_then(|call| self.first_event(ctx, call, receipt)),
+        });
+        self.recorder.ended(recorder::Ended {
+            began_ms: clock::unix_ms().saturating_sub(i64::try_from(took.as_millis()).unwrap_or_default()),
+            model: ctx.model.clone(),
+            snapshot: call.map(|call| Arc::clone(&call.snapshot)),
+            serving: call.and_then(|call| call.current).map(|current| current.endpoint),
+            last_failed: call.and_then(|call| call.last_failed).map(|(endpoint, _)| endpoint),
+            judged,
+        });
+    }
+
+    /// When a stream's first event came, and when it should have.
+    fn first_event(&self, ctx: &Ctx, call: &Call, receipt: &Receipt) -> Option<FirstEvent> {
+        let (read_at, current) = (ctx.read_at?, call.current?);
+        let at = call.gate.first_event_at().filter(|_| call.facts.stream)?;
+        let model = &call.choice(current.endpoint).ok()?.model;
+        let prompt = match receipt.used.usage.prompt() {
+            0 => call.own_input,
+            told => told,
+        };
+        Some(FirstEvent {
+            after: at.saturating_duration_since(read_at),
+            before_attempt: current.began.saturating_duration_since(read_at),
+            limit: self.recorder.slo.first_event.of(model.reasoning, prompt),
+        })
     }
 
     fn record_money(&self, call: &Call, receipt: &Receipt) {

@@ -361,6 +361,13 @@ impl Gate {
         self.lock().first_event
     }
 
+    /// When the first meaningful event came.
+    pub(super) fn first_event_at(&self) -> Option<Instant> {
+        let state = self.lock();
+        let Sent::At(sent) = state.sent else { return None };
+        state.first_event.map(|after| sent + after)
+    }
+
     /// The attempt as the board knows it, how far it came, and whether its silence may be that of a connection which
     /// died in the pool.
     /// There is none when its end was told already.

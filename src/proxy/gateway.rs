@@ -26,6 +26,7 @@ use crate::drain::Drain;
 use crate::edge::Connection;
 use crate::ops::Metrics;
 use crate::pool::Pool;
+use crate::record::recorder::Recorder;
 use crate::store::Holds;
 use crate::{clock, entropy};
 
@@ -40,6 +41,7 @@ pub struct Gateway {
     pub books: Arc<Books>,
     pub keyed: Arc<KeyedCalls>,
     pub warmer: Arc<Warmer>,
+    pub recorder: Arc<Recorder>,
 }
 
 #[async_trait]

@@ -61,12 +61,12 @@ impl Gateway {
                 Asked::Go(leg) => leg,
                 Asked::Refused(until) => {
                     call.planner.refused(now, until);
-                    call.decided(&request_id, now, &refused(id, "breaker", true));
+                    call.decided(&self.recorder, &request_id, now, &refused(id, "breaker", true));
                     continue;
                 }
                 Asked::BudgetSpent => {
                     call.planner.refused(now, None);
-                    call.decided(&request_id, now, &refused(id, "retry_budget", false));
+                    call.decided(&self.recorder, &request_id, now, &refused(id, "retry_budget", false));
                     return Error::e_explain(
                         EXHAUSTED,
                         "all calls together have made too many extra attempts",
@@ -132,7 +132,7 @@ impl Gateway {
                     elapsed: now - began,
                     goes_on: true,
                 };
-                call.decided(&request_id, now, &decision);
+                call.decided(&self.recorder, &request_id, now, &decision);
             }
             return Ok(true);
         }
@@ -182,7 +182,8 @@ impl Gateway {
         let elapsed = now - current.began;
         let decision =
             Decision { candidate: current.endpoint, outcome: "failed", reason, elapsed, goes_on: next };
-        call.decided(&request_id, now, &decision);
+        call.decided(&self.recorder, &request_id, now, &decision);
+        call.last_failed = Some((current.endpoint, reason));
         call.tried.push(tried);
         Ok(next)
     }
@@ -205,7 +206,7 @@ impl Gateway {
 }
 
 /// A candidate that was not asked.
-fn refused(candidate: EndpointId, reason: &'static str, goes_on: bool) -> Decision<'static> {
+fn refused(candidate: EndpointId, reason: &'static str, goes_on: bool) -> Decision {
     Decision { candidate, outcome: "refused", reason, elapsed: Duration::ZERO, goes_on }
 }
 

@@ -51,6 +51,7 @@ pub(super) async fn reject(
         head.insert_header("x-tollgate-attempts", gate.attempts().to_string())?;
     }
     ctx.replied = Some(rejection.reason.code());
+    ctx.refused = Some((rejection.reason, rejection.of_upstreams));
     tracing::debug!(
         request_id = ctx.request_id,
         code = rejection.reason.code(),

@@ -129,6 +129,7 @@ impl Gateway {
         }
         let surface = Surface::find(&head.method, head.uri.path())?;
         ctx.surface = surface.word();
+        ctx.is_call = matches!(surface, Surface::Call(_));
         ctx.dialect = surface.dialect(versioned);
         Ok(surface)
     }

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use super::RecordError;
 
 /// In order; one that was released never changes. The first is version 1.
-const MIGRATIONS: [&str; 0] = [];
+const MIGRATIONS: [&str; 2] = [include_str!("schema/attempts.sql"), include_str!("schema/minutes.sql")];
 /// How long a verb waits for another process' write.
 const BUSY: Duration = Duration::from_secs(5);
 
@@ -19,17 +19,29 @@ pub(super) fn open(path: &Path) -> Result<Connection, RecordError> {
 pub(super) fn open_for_reading(path: &Path) -> Result<Connection, RecordError> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(BUSY)?;
-    Ok(connection)
+    let (found, newest) = (version(&connection)?, newest());
+    if found == newest { Ok(connection) } else { Err(RecordError::OtherVersion(found, newest)) }
+}
+
+/// The version of this binary.
+fn newest() -> i64 {
+    i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
+}
+
+fn version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
 fn prepare(mut connection: Connection) -> Result<Connection, RecordError> {
     connection.busy_timeout(BUSY)?;
+    connection.set_transaction_behavior(TransactionBehavior::Immediate);
+    // Before the first table: what is taken away goes back to the system piece by piece.
+    connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    connection.set_transaction_behavior(TransactionBehavior::Immediate);
-    let newest = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let newest = newest();
     let transaction = connection.transaction()?;
-    let found: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let found = version(&transaction)?;
     if found > newest {
         return Err(RecordError::TooNew(found, newest));
     }

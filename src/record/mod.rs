@@ -6,7 +6,13 @@
 //!
 //! Each kind has a file of its own, with what is written and asked of it in both databases.
 
+pub mod attempts;
 mod file;
+pub mod minutes;
+pub mod recorder;
+pub mod report;
+pub mod words;
+pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,6 +42,58 @@ pub enum RecordError {
     /// The file was made by a newer version.
     #[error("the records' file has schema version {0}, this binary knows {1}: use a newer tollgate")]
     TooNew(i64, i64),
+    /// It is read by another version than that which serves.
+    #[error("the records' file has schema version {0}, this binary knows {1}: use the tollgate that serves")]
+    OtherVersion(i64, i64),
+}
+
+impl RecordError {
+    /// Whether the database answers and does not take what it was given: it never will.
+    fn is_about_what_was_written(&self) -> bool {
+        match self {
+            Self::File(error) => error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation),
+            Self::Fleet(LedgerError::Postgres(error)) => {
+                // Data exceptions and violated constraints.
+                error
+                    .code()
+                    .is_some_and(|code| ["22", "23"].iter().any(|class| code.code().starts_with(class)))
+            }
+            Self::Fleet(_) | Self::TooNew(..) | Self::OtherVersion(..) => false,
+        }
+    }
+}
+
+/// Where records are, whether or not they can be had now.
+#[derive(Clone)]
+pub enum Home {
+    /// In the data folder of a process that is alone.
+    Folder(PathBuf),
+    /// In the database of a fleet.
+    Fleet(Postgres),
+}
+
+impl Home {
+    /// For writing.
+    ///
+    /// # Errors
+    /// As [`Records::open`].
+    pub fn open(&self) -> Result<Records, RecordError> {
+        match self {
+            Self::Folder(data) => Records::open(data),
+            Self::Fleet(ledger) => Ok(Records::of_fleet(ledger.clone())),
+        }
+    }
+
+    /// For questions.
+    ///
+    /// # Errors
+    /// As [`Records::open_for_reading`].
+    pub fn open_for_reading(&self) -> Result<Records, RecordError> {
+        match self {
+            Self::Folder(data) => Records::open_for_reading(data),
+            Self::Fleet(ledger) => Ok(Records::of_fleet(ledger.clone())),
+        }
+    }
 }
 
 impl Records {

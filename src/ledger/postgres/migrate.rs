@@ -11,7 +11,8 @@ use crate::ledger::port::LedgerError;
 use crate::ledger::stored::{HOUSE, HOUSE_KIND};
 
 /// In order; one that was released never changes. The first is version 1.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001_books.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("migrations/0001_books.sql"), include_str!("migrations/0002_records.sql")];
 /// Months that partitions are made for ahead.
 pub(super) const MONTHS_AHEAD: i32 = 3;
 

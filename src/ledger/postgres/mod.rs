@@ -147,7 +147,7 @@ impl Postgres {
 
     /// Runs `work` in a transaction, which is committed when it succeeds. Statements see what others have committed,
     /// so whatever is decided by a row is decided under its lock.
-    fn within<T>(
+    pub(crate) fn within<T>(
         &self,
         work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, LedgerError>,
     ) -> Result<T, LedgerError> {

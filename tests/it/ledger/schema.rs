@@ -48,8 +48,8 @@ fn many_who_migrate_at_once_do_it_once() {
         froms.push(migrated["from"].as_i64().unwrap());
     }
     froms.sort_unstable();
-    assert_eq!(froms, [0, 1, 1, 1, 1, 1]);
-    assert_eq!(database.sql("SELECT count(*) FROM schema_version"), "1");
+    assert_eq!(froms, [0, 2, 2, 2, 2, 2]);
+    assert_eq!(database.sql("SELECT count(*) FROM schema_version"), "2");
     assert_eq!(database.sql("SELECT count(*) FROM account"), "9", "the house");
     database.ledger().check_version().unwrap();
 }
@@ -61,16 +61,16 @@ fn a_binary_and_a_schema_that_do_not_go_together_say_what_to_do() {
     let out = tollgate(&folder, &["ledger", "verify"]).output().unwrap();
     assert!(!out.status.success());
     assert!(
-        said(&out).contains("schema version 0, this binary needs 1: run `tollgate migrate` first"),
+        said(&out).contains("schema version 0, this binary needs 2: run `tollgate migrate` first"),
         "{}",
         said(&out)
     );
     let ledger = database.ledger();
-    assert!(matches!(ledger.check_version(), Err(LedgerError::TooOld(0, 1))));
+    assert!(matches!(ledger.check_version(), Err(LedgerError::TooOld(0, 2))));
     ledger.migrate().unwrap();
-    database.sql("INSERT INTO schema_version (version) VALUES (2)");
-    assert!(matches!(ledger.check_version(), Err(LedgerError::TooNew(2, 1))));
-    assert!(matches!(ledger.migrate(), Err(LedgerError::TooNew(2, 1))));
+    database.sql("INSERT INTO schema_version (version) VALUES (3)");
+    assert!(matches!(ledger.check_version(), Err(LedgerError::TooNew(3, 2))));
+    assert!(matches!(ledger.migrate(), Err(LedgerError::TooNew(3, 2))));
     let out = tollgate(&folder, &["accounts", "show"]).output().unwrap();
     assert!(said(&out).contains("use a newer tollgate"), "{}", said(&out));
 }
