@@ -46,6 +46,8 @@ pub struct Booted {
     /// For questions; taken by whoever asks them.
     pub reader: Option<Box<dyn Ledger>>,
     pub fleet: Option<Arc<fleet::Node>>,
+    /// How far the ledger is behind the journal.
+    pub progress: Arc<worker::Progress>,
     threads: Threads,
     ledger: JoinHandle<Finished>,
     locks: Locks,
@@ -244,9 +246,11 @@ impl Begun {
                 pools.booked(batch);
             }
         };
-        let ledger = worker::start(poster, boot, postings, journal.clone(), booked)
+        let progress = Arc::<worker::Progress>::default();
+        let ledger = worker::start(poster, boot, postings, journal.clone(), Arc::clone(&progress), booked)
             .context("cannot start the ledger")?;
-        Ok(Booted { store, holds, journal, keys, boot, reader: Some(reader), fleet, threads, ledger, locks })
+        let reader = Some(reader);
+        Ok(Booted { store, holds, journal, keys, boot, reader, fleet, progress, threads, ledger, locks })
     }
 }
 

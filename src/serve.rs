@@ -1,7 +1,7 @@
 //! The running gateway: Pingora's services around a booted store.
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -121,11 +121,14 @@ fn serve(
     let reloader =
         source.map(|source| read_anew(Reloader::new(source, timers, fixed, live), published, &booted, &data));
     let [serving, started] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let fields = listen.callers.iter().map(|listener| listener.field).zip(&listeners);
+    let certificates: Vec<(&'static str, Arc<Tls>)> =
+        fields.filter_map(|(field, listener)| Some((field, listener.tls.clone()?))).collect();
     let keeper = Keeper {
         store: Arc::clone(&booted.store),
         pool: Arc::clone(&pool),
         first,
-        certificates: listeners.iter().filter_map(|listener| listener.tls.clone()).collect(),
+        certificates: certificates.iter().map(|(_, certificate)| Arc::clone(certificate)).collect(),
         started: Arc::clone(&started),
         serving: Arc::clone(&serving),
         notify: Arc::clone(&notify),
@@ -142,7 +145,8 @@ fn serve(
         succession::settle_in(&owner, &books, &data, orderly);
     }
     let estate = Arc::new(Estate::new(&data, owner, sockets));
-    let admin = tell(&gateway, &booted, serving, token, reloader);
+    let shown = Shown { serving, token, certificates, data };
+    let admin = tell(&gateway, &booted, shown, reloader);
 
     let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
     let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
@@ -243,14 +247,17 @@ fn follow(gateway: &Gateway, notify: &Arc<Notify>, status: String) -> Live {
     }
 }
 
-/// What the admin port tells about.
-fn tell(
-    gateway: &Gateway,
-    booted: &Booted,
+/// What only the admin port has to know.
+struct Shown {
     serving: Arc<AtomicBool>,
     token: Arc<str>,
-    reloader: Option<Arc<Reloader>>,
-) -> Admin {
+    certificates: Vec<(&'static str, Arc<Tls>)>,
+    data: PathBuf,
+}
+
+/// What the admin port tells about.
+fn tell(gateway: &Gateway, booted: &Booted, shown: Shown, reloader: Option<Arc<Reloader>>) -> Admin {
+    let Shown { serving, token, certificates, data } = shown;
     Admin {
         metrics: Arc::clone(&gateway.metrics),
         drain: Arc::clone(&gateway.drain),
@@ -264,6 +271,11 @@ fn tell(
         reloader,
         fleet: booted.fleet.clone(),
         recorder: Arc::clone(&gateway.recorder),
+        store: Arc::clone(&booted.store),
+        progress: Arc::clone(&booted.progress),
+        bounds: Arc::clone(&gateway.bounds),
+        certificates,
+        data,
     }
 }
 

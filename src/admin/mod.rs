@@ -5,6 +5,7 @@
 //! in somebody's browser or another user of the machine must not be able to move money.
 
 pub mod explain;
+mod observe;
 pub mod records;
 
 use std::fs::OpenOptions;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use arc_swap::ArcSwap;
 use axum::extract::State;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -23,16 +25,19 @@ use axum::{Json, Router};
 use subtle::ConstantTimeEq as _;
 
 use crate::books::{Books, BooksError, Verb};
+use crate::config::checked::Bounds;
 use crate::drain::Drain;
+use crate::edge::Tls;
 use crate::fleet::Node;
 use crate::journal::Journal;
 use crate::ledger::LedgerError;
+use crate::ledger::worker::Progress;
 use crate::ops::Metrics;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
 use crate::record::recorder::Recorder;
 use crate::reload::{Outcome, Reloader};
-use crate::store::Holds;
+use crate::store::{Embedded, Holds};
 
 /// What the port tells about.
 #[derive(Clone)]
@@ -54,6 +59,14 @@ pub struct Admin {
     pub fleet: Option<Arc<Node>>,
     /// What happened.
     pub recorder: Arc<Recorder>,
+    /// What this process alone has leased.
+    pub store: Arc<Embedded>,
+    /// How far the ledger is behind the journal.
+    pub progress: Arc<Progress>,
+    pub bounds: Arc<ArcSwap<Bounds>>,
+    /// What listeners show, by their field.
+    pub certificates: Vec<(&'static str, Arc<Tls>)>,
+    pub data: PathBuf,
 }
 
 /// Why something was not done.
@@ -181,20 +194,5 @@ impl Admin {
     fn notices(&self) -> String {
         let notices = self.fleet.iter().flat_map(|fleet| fleet.notices());
         notices.map(|notice| format!("notice: {notice}\n")).collect()
-    }
-
-    /// Brings gauges that are read rather than counted up to date.
-    fn observe(&self) {
-        let whole = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.metrics.in_flight.set(whole(self.drain.in_flight()));
-        self.metrics.holds_open.set(whole(self.holds.open_holds()));
-        self.metrics.body_bytes.set(whole(self.bodies.bytes()));
-        self.metrics.journal_unposted.set(i64::try_from(self.journal.unposted()).unwrap_or(i64::MAX));
-        self.metrics.ready.set(i64::from(self.unready().is_none()));
-        let snapshot = self.pool.load();
-        for (name, factor, may_be_asked) in snapshot.upstreams.standings() {
-            self.metrics.endpoint_factor.with_label_values(&[name]).set(factor);
-            self.metrics.endpoint_refused.with_label_values(&[name]).set(i64::from(!may_be_asked));
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! set included: who was shut out cannot resume.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, anyhow};
@@ -18,6 +19,8 @@ use pingora::tls::{
     RootCertStore, ServerConfig, WebPkiClientVerifier, install_default_crypto_provider,
     load_ca_file_into_store, load_certs_and_key_files, version,
 };
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::config::Faults;
@@ -27,6 +30,8 @@ use crate::config::checked::TlsFiles;
 pub struct Tls {
     files: TlsFiles,
     acceptor: ArcSwap<Acceptor>,
+    /// When the certificate that is shown ends, in seconds since 1970; 0: nobody can tell.
+    expires: AtomicI64,
     /// Digest of what was tried last.
     tried: Mutex<Option<[u8; 32]>>,
 }
@@ -40,7 +45,8 @@ impl Tls {
         let tried = content(files);
         let acceptor = acceptor(files).map_err(|error| Faults::one("listen.https", format!("{error:#}")))?;
         let acceptor = ArcSwap::from_pointee(acceptor);
-        Ok(Self { files: files.clone(), acceptor, tried: Mutex::new(tried) })
+        let expires = AtomicI64::new(end_of(&files.cert).unwrap_or_default());
+        Ok(Self { files: files.clone(), acceptor, expires, tried: Mutex::new(tried) })
     }
 
     /// Looks whether the files have changed, and takes them if they are good.
@@ -54,6 +60,7 @@ impl Tls {
         match acceptor(&self.files) {
             Ok(acceptor) => {
                 self.acceptor.store(Arc::new(acceptor));
+                self.expires.store(end_of(&self.files.cert).unwrap_or_default(), Ordering::Relaxed);
                 tracing::info!(cert_file = %self.files.cert.display(), "a new certificate is shown from now on");
             }
             Err(error) => {
@@ -63,6 +70,12 @@ impl Tls {
                 );
             }
         }
+    }
+
+    /// When the certificate ends that is shown, in seconds since 1970; `None` where that cannot be read.
+    #[must_use]
+    pub fn expires(&self) -> Option<i64> {
+        Some(self.expires.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
 
     /// Shakes hands.
@@ -107,6 +120,14 @@ fn acceptor(files: &TlsFiles) -> anyhow::Result<Acceptor> {
         .with_context(|| format!("key_file {key} is not the key of cert_file {cert}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Acceptor::from_server_config(Arc::new(config)))
+}
+
+/// When the first certificate of a file ends: the one that callers look at.
+fn end_of(file: &Path) -> Option<i64> {
+    let pem = std::fs::read(file).ok()?;
+    let first = CertificateDer::pem_slice_iter(&pem).next()?.ok()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(&first).ok()?;
+    Some(certificate.validity().not_after.timestamp())
 }
 
 fn signers(file: &Path) -> anyhow::Result<RootCertStore> {

@@ -60,6 +60,9 @@ const LAST_ENDS: Duration = Duration::from_secs(2);
 /// How long a call waits for the ledger, where it has to ask at all.
 const CALLS_WAIT_MAX: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(10);
+/// How often it is looked whether other nodes are heard of, and after which silence one counts as gone.
+const ROLL_CALL: Duration = Duration::from_secs(15);
+const SILENT_AFTER: Duration = Duration::from_secs(60);
 
 /// The servers that a node shares with others.
 #[derive(Clone)]
@@ -251,6 +254,7 @@ impl Node {
         metrics.unbooked_nano.set(self.store.unbooked().nano());
         metrics.ledger_reachable.set(i64::from(self.servers.reach.why_not().is_none()));
         metrics.heartbeat_age.set(self.servers.reach.age().as_secs_f64());
+        metrics.written_off(self.servers.ledger.written_off());
         metrics.render()
     }
 
@@ -373,6 +377,7 @@ impl Tasks {
         runtime.spawn(reaper::reap(servers.clone(), store, epochs, boot));
         runtime.spawn(outbox::post(servers.clone(), boot));
         runtime.spawn(keep_house(servers.clone()));
+        runtime.spawn(call_the_roll(servers.clone()));
         runtime.spawn(reconcile::watch(servers));
         runtime.spawn(Arc::clone(&bank).fill(low));
         runtime.spawn(Arc::clone(&bank).keep_tranches());
@@ -451,6 +456,18 @@ async fn keep_house(servers: Servers) {
         if let Err(error) = kept.await {
             tracing::warn!(%error, "the ledger's partitions cannot be made ahead");
         }
+    }
+}
+
+/// Counts nodes that have neither ended nor been heard of.
+async fn call_the_roll(servers: Servers) {
+    let mut tick = every(ROLL_CALL);
+    loop {
+        tick.tick().await;
+        let Ok(boots) = servers.ask(Postgres::live_boots).await else { continue };
+        let silent_since = clock::unix_ms() - i64::try_from(SILENT_AFTER.as_millis()).unwrap_or(i64::MAX);
+        let silent = boots.iter().filter(|boot| boot.beat_ms < silent_since).count();
+        servers.metrics.boots_silent.set(i64::try_from(silent).unwrap_or(i64::MAX));
     }
 }
 

@@ -32,6 +32,7 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             && let Ok(length) = servers.redis.outbox_length().await
         {
             servers.metrics.outbox.set(i64::try_from(length).unwrap_or(i64::MAX));
+            servers.metrics.outbox_oldest.set(oldest(&servers, length).await);
         }
         let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE).await {
             Ok(read) if read.is_empty() => continue,
@@ -60,6 +61,16 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             }
         }
     }
+}
+
+/// How long the oldest of so many has waited, in seconds.
+async fn oldest(servers: &Servers, length: u64) -> f64 {
+    if length == 0 {
+        return 0.0;
+    }
+    let Ok(Some(came)) = servers.redis.outbox_oldest_ms().await else { return 0.0 };
+    let waits = u64::try_from(clock::unix_ms() - came).unwrap_or_default();
+    Duration::from_millis(waits).as_secs_f64()
 }
 
 async fn book(

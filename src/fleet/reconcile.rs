@@ -45,6 +45,7 @@ pub(super) async fn watch(servers: Servers) {
             );
         }
         told = alarming.intersection(&before).cloned().collect();
+        servers.metrics.drifts.set(i64::try_from(told.len()).unwrap_or(i64::MAX));
         before = alarming;
     }
 }

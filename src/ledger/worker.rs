@@ -7,11 +7,14 @@
 //! journal.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::port::Ledger;
+use crate::clock;
 use crate::journal::{Journal, Posting, Settled};
 
 /// The most that one transaction books.
@@ -27,11 +30,49 @@ const RETRY: Duration = Duration::from_millis(500);
 /// How often a failed batch is tried again once the process leaves.
 const LAST_TRIES: u32 = 4;
 
+/// How far the ledger is, for whoever looks.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// When the oldest call ended that is being booked, in milliseconds since 1970; 0: none is.
+    oldest_ms: AtomicI64,
+    abandoned_nano: AtomicU64,
+    provider_cost_nano: AtomicU64,
+}
+
+impl Progress {
+    /// How long the oldest call waits that is being booked. What gathers for the next batch is younger.
+    #[must_use]
+    pub fn lag(&self) -> Duration {
+        match self.oldest_ms.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_millis(u64::try_from(clock::unix_ms() - since).unwrap_or_default()),
+        }
+    }
+
+    /// Nano-dollars of cost at providers: what nobody was charged for, and all.
+    #[must_use]
+    pub fn booked(&self) -> (u64, u64) {
+        (self.abandoned_nano.load(Ordering::Relaxed), self.provider_cost_nano.load(Ordering::Relaxed))
+    }
+
+    fn begin(&self, batch: &[Settled]) {
+        let oldest = batch.iter().map(|settled| settled.at_ms).min();
+        self.oldest_ms.store(oldest.unwrap_or_default(), Ordering::Relaxed);
+    }
+
+    fn end(&self, batch: &[Settled]) {
+        self.oldest_ms.store(0, Ordering::Relaxed);
+        let sum = |nano: fn(&Settled) -> i64| batch.iter().filter_map(|it| u64::try_from(nano(it)).ok()).sum();
+        self.abandoned_nano.fetch_add(sum(|settled| settled.abandoned), Ordering::Relaxed);
+        self.provider_cost_nano.fetch_add(sum(|settled| settled.provider_cost), Ordering::Relaxed);
+    }
+}
+
 /// What the thread answers when it is joined: the ledger, and whether everything was booked.
 pub type Finished = (Box<dyn Ledger>, bool);
 
-/// Books what comes in `postings` until the journal's thread has ended. `booked` is told of every batch that is
-/// in the ledger.
+/// Books what comes in `postings` until the journal's thread has ended, and shows in `progress` how far it is. `booked`
+/// is told of every batch that is in the ledger.
 ///
 /// # Errors
 /// When the thread cannot be made.
@@ -40,6 +81,7 @@ pub fn start(
     boot: i64,
     postings: Receiver<Posting>,
     journal: Journal,
+    progress: Arc<Progress>,
     booked: impl Fn(&[Settled]) + Send + 'static,
 ) -> io::Result<JoinHandle<Finished>> {
     thread::Builder::new().name("ledger".to_owned()).spawn(move || {
@@ -58,8 +100,10 @@ pub fn start(
                 batch.push(*next.settled);
             }
             gather = if batch.len() < BUSY { GATHER } else { GATHER_BUSY };
+            progress.begin(&batch);
             all_booked = all_booked && post(ledger.as_mut(), boot, &batch, &journal);
             if all_booked {
+                progress.end(&batch);
                 booked(&batch);
                 journal.posted(number, u64::try_from(batch.len()).unwrap_or_default());
             }

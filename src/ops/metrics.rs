@@ -1,6 +1,13 @@
-//! Every metric, declared once. A metric's help text is its documentation.
+//! Every metric, declared once. A metric's help text is its documentation: docs/metrics.md is made of them.
 //!
 //! Labels have bounded values: names from the config, words from our own enums, status codes.
+
+pub mod calls;
+mod node;
+#[cfg(test)]
+mod reference;
+pub mod slo;
+pub mod upstreams;
 
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -9,8 +16,10 @@ use prometheus::{
 use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 
 use crate::clock;
-
-pub use super::slo::RecordMetrics;
+use calls::CallMetrics;
+use node::NodeMetrics;
+use slo::RecordMetrics;
+use upstreams::UpstreamMetrics;
 
 /// Seconds, from a tenth of a millisecond to ten minutes.
 const SECONDS: [f64; 20] = [
@@ -69,6 +78,12 @@ pub struct Metrics {
     pub config: ConfigMetrics,
     /// What callers were promised and got, and the records of it.
     pub records: RecordMetrics,
+    /// What one call leaves behind.
+    pub calls: CallMetrics,
+    /// How upstreams stand.
+    pub upstreams: UpstreamMetrics,
+    /// The process itself.
+    pub node: NodeMetrics,
 }
 
 /// What a node of a fleet sees of the servers that it shares. The node makes them; one that is alone has none.
@@ -94,6 +109,13 @@ pub struct FleetMetrics {
     pub ledger_reachable: IntGauge,
     /// Since the ledger was last told that this node lives.
     pub heartbeat_age: Gauge,
+    /// How long the oldest ended hold waits in Redis.
+    pub outbox_oldest: Gauge,
+    /// Pools on which Redis and the ledger differ.
+    pub drifts: IntGauge,
+    /// Nodes that are neither over nor heard of.
+    pub boots_silent: IntGauge,
+    written_off_nano: IntCounter,
 }
 
 /// What became of the config file.
@@ -204,6 +226,9 @@ impl Metrics {
             started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
             config: ConfigMetrics::new(r)?,
             records: RecordMetrics::new(r)?,
+            calls: CallMetrics::new(r)?,
+            upstreams: UpstreamMetrics::new(r)?,
+            node: NodeMetrics::new(r)?,
             registry,
         })
     }
@@ -212,6 +237,7 @@ impl Metrics {
     pub fn forget_endpoints(&self) {
         self.endpoint_factor.reset();
         self.endpoint_refused.reset();
+        self.upstreams.forget();
     }
 
     /// Everything in Prometheus' text format.
@@ -237,6 +263,8 @@ impl FleetMetrics {
         let registry = Registry::new();
         let r = &registry;
         let heartbeat_age = "Since the ledger was last told that this node lives.";
+        let outbox_oldest =
+            "How long the oldest ended hold waits in Redis that nobody has acknowledged; 0 when none waits.";
         Ok(Self {
             redis_refused: gauge(
                 r,
@@ -277,8 +305,29 @@ impl FleetMetrics {
                 "Whether the ledger answers. While it does not, calls go on and the books are read-only.",
             )?,
             heartbeat_age: register(r, Gauge::new("tollgate_heartbeat_age_seconds", heartbeat_age)?)?,
+            outbox_oldest: register(r, Gauge::new("tollgate_outbox_oldest_seconds", outbox_oldest)?)?,
+            drifts: gauge(
+                r,
+                "reconcile_drifts",
+                "Pools on which Redis and the ledger differed at the last two looks, with nothing on its way.",
+            )?,
+            boots_silent: gauge(
+                r,
+                "boots_silent",
+                "Nodes that have not ended and have not been heard of for a minute: their money is parked.",
+            )?,
+            written_off_nano: counter(
+                r,
+                "written_off_nano_dollars_total",
+                "Nano-dollars of use that no money was left for when it was booked, after a node or a Redis was lost.",
+            )?,
             registry,
         })
+    }
+
+    /// What this process has written off by now, in nano-dollars.
+    pub fn written_off(&self, total: u64) {
+        node::catch_up(&self.written_off_nano, total);
     }
 
     /// As [`Metrics::render`].

@@ -5,7 +5,6 @@ mod lines;
 pub mod log;
 pub mod metrics;
 pub mod notify;
-mod slo;
 pub mod tracker;
 
 pub use metrics::Metrics;

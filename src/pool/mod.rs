@@ -16,6 +16,7 @@ use pingora::{Error, ErrorType};
 
 use crate::config::checked::{Catalogue, Endpoint, Provider, Routing};
 use crate::credential::{Credential, Reread};
+use crate::ops::metrics::calls::Counted;
 use endpoint::Addresses;
 use keys::KeyTable;
 use upstreams::Upstreams;
@@ -30,6 +31,8 @@ pub struct Snapshot {
     /// By `EndpointId`, beside `catalogue.endpoints`; those of one provider are one.
     pub addresses: Vec<Arc<Addresses>>,
     pub upstreams: Arc<Upstreams>,
+    /// What served calls of its routes are counted by.
+    pub counted: Counted,
 }
 
 impl Snapshot {
@@ -40,7 +43,7 @@ impl Snapshot {
     pub fn new(catalogue: Catalogue, routing: Routing) -> pingora::Result<Self> {
         let addresses = addresses_of(&catalogue, |provider| Addresses::new(provider).map(Arc::new))?;
         let upstreams = Upstreams::new(&catalogue, &routing);
-        Ok(Self { catalogue, routing, addresses, upstreams })
+        Ok(Self { catalogue, routing, addresses, upstreams, counted: Counted::default() })
     }
 
     /// The view of another catalogue, with all that is known of what is in both.
@@ -58,7 +61,7 @@ impl Snapshot {
             None => Addresses::new(provider).map(Arc::new),
         })?;
         let upstreams = self.upstreams.reloaded(&catalogue, &routing);
-        let new = Self { catalogue, routing, addresses, upstreams };
+        let new = Self { catalogue, routing, addresses, upstreams, counted: Counted::default() };
         new.forgive_changed_credentials(self);
         Ok(new)
     }

@@ -11,7 +11,7 @@ use filters::dialect::Operation;
 use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::upstream::board::{
-    Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
+    Ask, Begun, Board, EndpointSpec, Found, Glance, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
 };
 use filters::upstream::watchdog::{Form, Limits, Timing};
 
@@ -51,6 +51,14 @@ pub struct Leg {
     pub first_byte: Option<Duration>,
     /// Its watchdog to the first meaningful event, unless it is the last candidate.
     pub first_event: Option<Duration>,
+}
+
+/// The watchdogs of one model at one endpoint.
+pub struct Watchdogs {
+    pub model: String,
+    pub operation: Operation,
+    pub endpoint: String,
+    pub limits: Limits,
 }
 
 /// Whether an attempt may go.
@@ -228,6 +236,27 @@ impl Upstreams {
         let named = self.names.iter().enumerate().filter_map(|(at, name)| {
             let (factor, may_be_asked) = board.endpoint(now, EndpointId(at))?;
             Some((name.as_str(), factor, may_be_asked))
+        });
+        named.collect()
+    }
+
+    /// How each endpoint stands, by its name.
+    #[must_use]
+    pub fn glances(&self) -> Vec<(&str, Glance)> {
+        let (now, board) = (clock::now(), self.lock());
+        let named = self.names.iter().enumerate();
+        named.filter_map(|(at, name)| Some((name.as_str(), board.glance(now, EndpointId(at))?))).collect()
+    }
+
+    /// The watchdogs in force at each route, for short prompts.
+    #[must_use]
+    pub fn watchdogs(&self, form: Form) -> Vec<Watchdogs> {
+        let mut board = self.lock();
+        let in_force = board.watchdogs(clock::now(), form);
+        let named = in_force.into_iter().filter_map(|(route, limits)| {
+            let spec = board.layout().models.get(route.model.0)?;
+            let (model, operation) = (spec.name.clone(), spec.operation);
+            Some(Watchdogs { model, operation, endpoint: self.names.get(route.endpoint.0)?.clone(), limits })
         });
         named.collect()
     }

@@ -131,13 +131,20 @@ impl Gateway {
             tokens: choices.tokens(wish.own_input()),
             scopes: Arc::clone(&wish.principal.terms.scopes),
         };
-        self.holds.admit(admit).await
+        let placed = self.holds.admit(admit).await;
+        if placed.is_ok() {
+            self.metrics.calls.hold_placed();
+        }
+        placed
     }
 
     fn denied(&self, wish: &Wish<'_>, deny: Deny, needed: Amount) -> Rejection {
         let (word, rejection) = match deny {
             Deny::Funds { available } => ("funds", short_of(needed, available, wish.operation)),
-            Deny::Limited { scope, over } => (over.kind.word(), limited(scope, over)),
+            Deny::Limited { scope, over } => {
+                self.metrics.calls.over_limit(scope, over.kind);
+                (over.kind.word(), limited(scope, over))
+            }
             Deny::Revoked => ("revoked", Rejection::new(Reason::InvalidKey, "The key has been revoked.")),
             Deny::Overloaded => {
                 let message = "Too many calls are in flight. Come back in a moment.";

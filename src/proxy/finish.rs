@@ -12,6 +12,7 @@ use super::ctx::{Call, Ctx, Stage};
 use super::decision::{Decision, millis};
 use super::gate::Receipt;
 use super::gateway::Gateway;
+use super::measure::End;
 use crate::clock;
 use crate::record::recorder;
 
@@ -55,7 +56,9 @@ impl Gateway {
         self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
         self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
         self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
-        access_line(ctx, call.as_deref(), &receipt, status, millis(took), &ended);
+        let code = code_of(ctx, status, &ended);
+        self.measure(ctx, call.as_deref(), &receipt, &End { code, now });
+        access_line(ctx, call.as_deref(), &receipt, status, millis(took), code);
     }
 
     /// The attempt that served, or was cut: its health, its metric, its decision line.
@@ -131,7 +134,7 @@ impl Gateway {
     /// When a stream's first event came, and when it should have.
     fn first_event(&self, ctx: &Ctx, call: &Call, receipt: &Receipt) -> Option<FirstEvent> {
         let (read_at, current) = (ctx.read_at?, call.current?);
-        let at = call.gate.first_event_at().filter(|_| call.facts.stream)?;
+        let at = call.gate.reached().1.filter(|_| call.facts.stream)?;
         let model = &call.choice(current.endpoint).ok()?.model;
         let prompt = match receipt.used.usage.prompt() {
             0 => call.own_input,
@@ -177,14 +180,18 @@ fn speed(tokens: u64, streamed: Duration) -> Option<u64> {
     u64::try_from(u128::from(tokens) * 1000 / millis).ok()
 }
 
-/// One line a call, always with the same fields.
-fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, took_ms: u64, ended: &Ended) {
-    let code = match (ctx.replied, ended) {
+/// How a call ended, in a word.
+fn code_of(ctx: &Ctx, status: u16, ended: &Ended) -> &'static str {
+    match (ctx.replied, ended) {
         (Some(code), _) => code,
         (None, Ended::Broken(failure)) => failure.word(),
         (None, _) if status == CALLER_LEFT => "caller_left",
         (None, _) => "ok",
-    };
+    }
+}
+
+/// One line a call, always with the same fields.
+fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, took_ms: u64, code: &str) {
     let upstream = call.and_then(|call| {
         let current = call.current?;
         call.endpoint(current.endpoint).ok().map(|endpoint| endpoint.name.as_str())

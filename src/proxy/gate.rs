@@ -361,11 +361,11 @@ impl Gate {
         self.lock().first_event
     }
 
-    /// When the first meaningful event came.
-    pub(super) fn first_event_at(&self) -> Option<Instant> {
+    /// From request sent to the response head, and when the first meaningful event was in hand.
+    pub(super) fn reached(&self) -> (Option<Duration>, Option<Instant>) {
         let state = self.lock();
-        let Sent::At(sent) = state.sent else { return None };
-        state.first_event.map(|after| sent + after)
+        let Sent::At(sent) = state.sent else { return (state.head_after, None) };
+        (state.head_after, state.first_event.map(|after| sent + after))
     }
 
     /// The attempt as the board knows it, how far it came, and whether its silence may be that of a connection which

@@ -16,6 +16,7 @@ mod gateway;
 mod headers;
 mod keyed;
 mod listing;
+mod measure;
 mod own;
 mod peer;
 mod reply;

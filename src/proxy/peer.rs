@@ -178,6 +178,9 @@ impl Gateway {
         }
         let reason = tried.failure.word();
         self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), reason]).inc();
+        if let Some(labels) = call.labels(Some(current.endpoint)) {
+            self.metrics.calls.attempt_failed(labels, reason, now - current.began);
+        }
         let next = tried.failure.fails_over() && call.planner.has_next(now) && !self.drain.is_cut();
         let elapsed = now - current.began;
         let decision =

@@ -104,6 +104,14 @@ impl Embedded {
         free.fold(Amount::ZERO, |sum, free| sum.checked_add(free).unwrap_or(Amount::MAX))
     }
 
+    /// What running calls hold of all purses together.
+    #[must_use]
+    pub fn held(&self) -> Amount {
+        let purses = self.inner.purses.read().unwrap_or_else(PoisonError::into_inner);
+        let held = purses.values().map(|purse| purse.lock().unwrap_or_else(PoisonError::into_inner).held());
+        held.fold(Amount::ZERO, |sum, held| sum.checked_add(held).unwrap_or(Amount::MAX))
+    }
+
     /// Whether another process takes over: nothing is leased for this one any more.
     #[must_use]
     pub fn is_handed_over(&self) -> bool {

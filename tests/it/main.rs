@@ -36,6 +36,7 @@ mod money;
 mod operators;
 mod outages;
 mod preferences;
+mod prometheus;
 mod records;
 mod reload;
 mod repeats;

@@ -24,6 +24,8 @@
 //! `news` gives out what this node has seen, and `hear_…` takes in what the fleet makes of it. Without them, and
 //! while the fleet cannot be heard (`alone`), a board is what it is on a single node.
 
+mod glance;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -46,6 +48,8 @@ use crate::upstream::retry_budget::RetryBudget;
 use crate::upstream::sketch::Window;
 use crate::upstream::watchdog::{Form, Limit, Limits, PromptClass, Seen, Table, Timing, Timings};
 use crate::upstream::weight::Health;
+
+pub use glance::{BreakerState, Glance};
 
 /// Learnt limits are this old at most.
 const TABLE_AGE_MAX: Duration = Duration::from_secs(1);

@@ -81,7 +81,9 @@ impl Ledger for Postgres {
     }
 
     fn post(&mut self, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
-        self.within(async |t| post::post(t, boot, batch).await)
+        let posted = self.within(async |t| post::post(t, boot, batch).await)?;
+        self.count_written_off(posted.written_off);
+        Ok(posted.new)
     }
 
     fn end_boot(&mut self, boot: i64) -> Result<(), LedgerError> {

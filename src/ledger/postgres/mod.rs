@@ -19,12 +19,14 @@ mod reaped;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use deadpool_postgres::{
     Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Transaction,
 };
+use filters::money::Amount;
 use pingora::tls::{ClientConfig, RootCertStore, load_ca_file_into_store};
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -58,6 +60,8 @@ pub struct Postgres {
 
 struct Inner {
     pool: Pool,
+    /// Nano-dollars that were written off since the process began.
+    written_off_nano: AtomicU64,
     /// Of its own, so that a caller's thread may block whatever it runs on. Taken when it is dropped.
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -119,7 +123,19 @@ impl Postgres {
             .enable_all()
             .build()
             .context("cannot start a runtime for Postgres")?;
-        Ok(Self { inner: Arc::new(Inner { pool, runtime: Some(runtime) }) })
+        let written_off_nano = AtomicU64::new(0);
+        Ok(Self { inner: Arc::new(Inner { pool, written_off_nano, runtime: Some(runtime) }) })
+    }
+
+    /// What this process has written off since it began, in nano-dollars.
+    #[must_use]
+    pub fn written_off(&self) -> u64 {
+        self.inner.written_off_nano.load(Ordering::Relaxed)
+    }
+
+    fn count_written_off(&self, amount: Amount) {
+        let nano = u64::try_from(amount.nano()).unwrap_or_default();
+        self.inner.written_off_nano.fetch_add(nano, Ordering::Relaxed);
     }
 
     /// Runs `work` on a connection.

@@ -24,20 +24,29 @@ use crate::ledger::port::LedgerError;
 /// A hold's bytes: the key of its settlement, and the order of locks.
 pub(super) type Hold = [u8; 16];
 
-/// Books a batch against the lease of `boot` and the pools that its entries name. Answers how many were new.
-pub(super) async fn post(t: &Transaction<'_>, boot: i64, batch: &[Settled]) -> Result<usize, LedgerError> {
+/// What came of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Posted {
+    /// How many ends were new.
+    pub(super) new: usize,
+    /// What nobody pays.
+    pub(super) written_off: Amount,
+}
+
+/// Books a batch against the lease of `boot` and the pools that its entries name.
+pub(super) async fn post(t: &Transaction<'_>, boot: i64, batch: &[Settled]) -> Result<Posted, LedgerError> {
     let mut ends: BTreeMap<Hold, &Settled> = BTreeMap::new();
     for settled in batch {
         ends.entry(settled.id.to_be_bytes()).or_insert(settled);
     }
     set_misfits_aside(t, &mut ends).await?;
     if ends.is_empty() {
-        return Ok(0);
+        return Ok(Posted::default());
     }
     let new = insert_settlements(t, &ends, &HashSet::new()).await?;
     let found = if new.len() == ends.len() { vec![] } else { found(t, &ends, &new).await? };
     if new.is_empty() && found.is_empty() {
-        return Ok(0);
+        return Ok(Posted::default());
     }
     let is_touched = |hold: &Hold| new.contains(hold) || found.iter().any(|found| found.hold == *hold);
     let touched = ends.iter().filter(|(hold, _)| is_touched(hold)).map(|(_, settled)| *settled);
@@ -52,7 +61,7 @@ pub(super) async fn post(t: &Transaction<'_>, boot: i64, batch: &[Settled]) -> R
     }
     books.write(t).await?;
     bring_up_to_date(t, &found, &ends).await?;
-    Ok(new.len())
+    Ok(Posted { new: new.len(), written_off: books.written_off() })
 }
 
 /// What makes an end impossible to book, if anything.
@@ -562,6 +571,11 @@ impl Books {
             suspended: Amount::ZERO,
         };
         self.amended.push((hold, amended));
+    }
+
+    /// What nobody pays, of the whole batch.
+    pub(super) fn written_off(&self) -> Amount {
+        self.amended.iter().fold(Amount::ZERO, |sum, (_, amended)| plus(sum, amended.written_off))
     }
 
     /// Writes the batch's transfers, and what it did to leases, balances and settlements.

@@ -20,7 +20,7 @@ use filters::money::{Amount, LedgerAccount, Transfer, TransferKind};
 use super::books::{Row, insert_transfers};
 use super::epochs::{BootState, READ_EPOCHS, must_live, state};
 use super::leases::lock_balances;
-use super::post::{Books, Hold, hold_of, insert_settlements, set_misfits_aside};
+use super::post::{Books, Hold, Posted, hold_of, insert_settlements, set_misfits_aside};
 use super::{Postgres, shard, small};
 use crate::journal::{self, Pool, Settled};
 use crate::ledger::port::LedgerError;
@@ -44,7 +44,9 @@ impl Postgres {
     pub fn post_reaped(&self, batch: &[Reaped], now_ms: i64) -> Result<usize, LedgerError> {
         let ends: Vec<(i64, Settled)> =
             batch.iter().map(|reaped| (reaped.boot, ended(reaped, now_ms))).collect();
-        self.within(async |t| post_reaped(t, &ends).await)
+        let posted = self.within(async |t| post_reaped(t, &ends).await)?;
+        self.count_written_off(posted.written_off);
+        Ok(posted.new)
     }
 
     /// Holds of a boot of which a part waits in suspense. A boot that lives finishes those that it does not hold.
@@ -130,7 +132,7 @@ fn ended(reaped: &Reaped, now_ms: i64) -> Settled {
     }
 }
 
-async fn post_reaped(t: &Transaction<'_>, batch: &[(i64, Settled)]) -> Result<usize, LedgerError> {
+async fn post_reaped(t: &Transaction<'_>, batch: &[(i64, Settled)]) -> Result<Posted, LedgerError> {
     let mut boots: HashMap<Hold, i64> = HashMap::new();
     let mut ends: BTreeMap<Hold, &Settled> = BTreeMap::new();
     for (boot, settled) in batch {
@@ -149,7 +151,7 @@ async fn post_reaped(t: &Transaction<'_>, batch: &[(i64, Settled)]) -> Result<us
     let state = |hold: &Hold| boots.get(hold).and_then(|boot| states.get(boot)).copied();
     ends.retain(|hold, settled| is_current(settled) || state(hold) == Some(BootState::Lost));
     if ends.is_empty() {
-        return Ok(first.len());
+        return Ok(Posted { new: first.len(), written_off: Amount::ZERO });
     }
     // Of a pool that is over the end is final: its hold is settled by claims.
     let reaped = ends.iter().filter(|(_, settled)| is_current(settled)).map(|(hold, _)| *hold).collect();
@@ -174,7 +176,7 @@ async fn post_reaped(t: &Transaction<'_>, batch: &[(i64, Settled)]) -> Result<us
     }
     books.write(t).await?;
     t.execute("UPDATE reaped SET open = true WHERE hold = ANY ($1)", &[&open]).await?;
-    Ok(first.len())
+    Ok(Posted { new: first.len(), written_off: books.written_off() })
 }
 
 /// Those of these pools that are their shards' current ones.

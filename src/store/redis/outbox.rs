@@ -106,6 +106,31 @@ impl Redis {
         redis::from_redis_value::<u64>(value).map_err(|_| RedisError::Unreadable)
     }
 
+    /// When the oldest ended hold of all shards came that nobody has acknowledged, by Redis' clock, in milliseconds since
+    /// 1970; `None`: none waits.
+    ///
+    /// # Errors
+    /// [`RedisError`].
+    pub async fn outbox_oldest_ms(&self) -> Result<Option<i64>, RedisError> {
+        let oldest = futures::future::join_all((0..SHARDS).map(|shard| self.outbox_oldest_of(shard))).await;
+        oldest.into_iter().try_fold(None, |first: Option<i64>, of| Ok(match (first, of?) {
+            (Some(first), Some(of)) => Some(first.min(of)),
+            (first, of) => first.or(of),
+        }))
+    }
+
+    /// An acknowledged entry is deleted, and an entry's id begins with the time at which it came.
+    async fn outbox_oldest_of(&self, shard: u16) -> Result<Option<i64>, RedisError> {
+        let key = format!("{}:outbox", self.base(shard));
+        let mut cmd = redis::cmd("XRANGE");
+        cmd.arg(&key).arg("-").arg("+").arg("COUNT").arg(1);
+        let value = self.command(Lane::Background, &key, &cmd).await?;
+        let entries: Vec<(String, redis::Value)> =
+            redis::from_redis_value(value).map_err(|_| RedisError::Unreadable)?;
+        let came = |id: &str| id.split('-').next()?.parse().ok();
+        Ok(entries.first().and_then(|(id, _)| came(id)))
+    }
+
     /// From now on no hold is placed with this key, by any node.
     ///
     /// # Errors

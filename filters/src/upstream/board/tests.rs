@@ -803,3 +803,34 @@ fn a_rest_is_told_with_its_length_and_ends_for_all_when_something_is_served() {
     two.board.hear_rest(two.now, key, None);
     assert_eq!(standing(&two), Standing::Free);
 }
+
+#[test]
+fn a_glance_tells_breaker_rest_and_credential_apart() {
+    let mut played = Played::new(&[100, 80, 60]);
+    let glance = |played: &Played, n| played.board.glance(played.now, EndpointId(n)).unwrap();
+    let fresh = glance(&played, 0);
+    assert_eq!((fresh.weight, fresh.breaker, fresh.admits()), (100, BreakerState::Closed, true));
+    played.open(0);
+    let open = glance(&played, 0);
+    assert_eq!((open.breaker, open.rests, open.admits()), (BreakerState::Open, false, false));
+    played.attempt(1, failed(Failure::Status(429)));
+    let rests = glance(&played, 1);
+    assert_eq!((rests.breaker, rests.rests, rests.credential_refused), (BreakerState::Closed, true, false));
+    assert!(!rests.admits());
+    played.attempt(2, failed(Failure::from_status(401)));
+    assert!(glance(&played, 2).rests && glance(&played, 2).credential_refused);
+    played.wait(20_000);
+    assert_eq!(glance(&played, 0).breaker, BreakerState::HalfOpen, "its time is over");
+    assert_eq!(played.board.glance(played.now, EndpointId(3)), None);
+}
+
+#[test]
+fn every_route_shows_the_watchdogs_that_it_has() {
+    let mut played = Played::new(&[100, 80]);
+    let shown = played.board.watchdogs(played.now, Form::Stream);
+    assert_eq!(shown.iter().map(|(route, _)| route.endpoint.0).collect::<Vec<_>>(), [0, 1]);
+    for (route, limits) in shown {
+        let asked = played.board.limits(played.now, route, Form::Stream, 0);
+        assert_eq!(asked, Some(limits));
+    }
+}

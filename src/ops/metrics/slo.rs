@@ -3,7 +3,7 @@
 use filters::slo::judge::{Judged, Verdict};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
 
-use super::metrics::{counter, counters, gauge};
+use super::{counter, counters, gauge};
 
 /// Good and bad calls, as docs/slo.md has them.
 struct SloMetrics {

@@ -1,0 +1,95 @@
+//! How upstreams stand at one moment, for metrics: nothing here decides anything.
+
+use std::time::Instant;
+
+use super::{Board, Layout, Route, Standing};
+use crate::ids::{EndpointId, ModelId};
+use crate::upstream::breaker::Admission;
+use crate::upstream::watchdog::{Form, Limits};
+
+/// How an endpoint stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Glance {
+    /// The configured weight.
+    pub weight: u32,
+    /// What health makes of it: 1 is all of it.
+    pub factor: f64,
+    /// What its breaker says.
+    pub breaker: BreakerState,
+    /// It waits out a Retry-After, or its credential is refused.
+    pub rests: bool,
+    /// Somebody must look at its credential.
+    pub credential_refused: bool,
+}
+
+/// What a breaker does with calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakerState {
+    /// It admits them.
+    Closed,
+    /// It refuses them.
+    Open,
+    /// It admits one, to see.
+    HalfOpen,
+}
+
+impl BreakerState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Closed, Self::Open, Self::HalfOpen];
+
+    /// The label in metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
+impl Glance {
+    /// Whether it may be asked: its breaker does not refuse, and it does not rest.
+    #[must_use]
+    pub const fn admits(&self) -> bool {
+        !self.rests && !matches!(self.breaker, BreakerState::Open)
+    }
+}
+
+impl Board {
+    /// How an endpoint stands; `None` where there is none.
+    #[must_use]
+    pub fn glance(&self, now: Instant, id: EndpointId) -> Option<Glance> {
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
+        let standing = self.rests.standing(now, spec.place, spec.credential);
+        Some(Glance {
+            weight: spec.weight,
+            factor: state.factor(now),
+            breaker: match state.breaker.admission(now) {
+                Admission::Closed => BreakerState::Closed,
+                Admission::Probe => BreakerState::HalfOpen,
+                Admission::Refused(_) => BreakerState::Open,
+            },
+            rests: matches!(standing, Standing::Resting { .. }),
+            credential_refused: self.alarms().any(|credential| credential == spec.credential),
+        })
+    }
+
+    /// The watchdogs of short prompts that are in force at each route, in the order of the models and their routes.
+    pub fn watchdogs(&mut self, now: Instant, form: Form) -> Vec<(Route, Limits)> {
+        let routes: Vec<Route> = self.layout.routes().collect();
+        let in_force = |route: Route| Some((route, self.limits(now, route, form, 0)?));
+        routes.into_iter().filter_map(in_force).collect()
+    }
+}
+
+impl Layout {
+    /// Every model at every endpoint that serves it.
+    pub fn routes(&self) -> impl Iterator<Item = Route> {
+        let models = self.models.iter().enumerate();
+        models.flat_map(|(at, spec)| {
+            let model = ModelId(at);
+            spec.routes.iter().map(move |endpoint| Route { model, endpoint: *endpoint })
+        })
+    }
+}

@@ -1,0 +1,300 @@
+//! What one call leaves behind: its commit, its first byte, its holds, and the same in OpenTelemetry's names.
+//!
+//! A served call counts in a dozen places under the labels of its route. They are looked up once for each route and kept
+//! with the snapshot ([`Counted`]): a call costs one look-up, whatever it counts.
+//!
+//! The names with `gen_ai_` are those of OpenTelemetry's semantic conventions for generative AI (of 2026, status
+//! "development"): `gen_ai.client.*` is what we ask of providers, `gen_ai.server.*` what callers get from us.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use filters::dialect::{Dialect, Operation};
+use filters::limit::Kind;
+use filters::upstream::board::Route;
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Registry};
+
+use super::{counter, counters, histograms, register};
+
+/// As the conventions say, in tokens.
+const TOKENS: [f64; 14] = [
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    256.0,
+    1_024.0,
+    4_096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+];
+/// As the conventions say, in seconds; and three more, for answers that take minutes.
+const DURATION: [f64; 17] = [
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
+];
+const FIRST_TOKEN: [f64; 16] =
+    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+const PER_TOKEN: [f64; 13] = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+
+/// The labels that every metric of the conventions has.
+const GEN_AI: [&str; 3] = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"];
+/// The same for those that count what failed too.
+const GEN_AI_ERROR: [&str; 4] =
+    ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"];
+const GEN_AI_TOKEN: [&str; 4] =
+    ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_token_type"];
+
+/// What calls are counted by.
+pub struct CallMetrics {
+    /// Answers that became the caller's, by endpoint.
+    commits: IntCounterVec,
+    /// From request sent to the response head.
+    first_byte_seconds: HistogramVec,
+    /// Calls refused for a limit, by scope and kind.
+    limited: IntCounterVec,
+    /// Holds placed.
+    holds_placed: IntCounter,
+    /// Holds of calls that came to an end, by that end.
+    holds_ended: IntCounterVec,
+    /// Nano-dollars that went back.
+    released_nano: IntCounter,
+    token_usage: HistogramVec,
+    client_seconds: HistogramVec,
+    server_seconds: HistogramVec,
+    first_token_seconds: HistogramVec,
+    per_token_seconds: HistogramVec,
+}
+
+/// The labels of a route.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels<'a> {
+    pub endpoint: &'a str,
+    pub operation: Operation,
+    pub dialect: Dialect,
+    /// The public name of the model.
+    pub model: &'a str,
+}
+
+/// What a served call counts, of one route.
+pub struct Counters {
+    commits: IntCounter,
+    first_byte_seconds: Histogram,
+    input: Histogram,
+    output: Histogram,
+    client_seconds: Histogram,
+    server_seconds: Histogram,
+    first_token_seconds: Histogram,
+    per_token_seconds: Histogram,
+}
+
+/// A call whose answer reached its caller, at least in part.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Answered {
+    /// From request sent to the head.
+    pub first_byte: Option<Duration>,
+    /// From the call's arrival to its first meaningful event.
+    pub first_token: Option<Duration>,
+    /// From there to its last piece.
+    pub streamed: Duration,
+    /// The attempt that served.
+    pub attempt: Duration,
+    /// The whole call.
+    pub call: Duration,
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+}
+
+/// The counters of a snapshot's routes; bounded by its catalogue.
+#[derive(Default)]
+pub struct Counted {
+    of: RwLock<HashMap<Route, Arc<Counters>>>,
+}
+
+impl Counted {
+    /// Those of a route, made when it is first served.
+    #[must_use]
+    pub fn of(&self, route: Route, make: impl FnOnce() -> Counters) -> Arc<Counters> {
+        let known = self.of.read().unwrap_or_else(PoisonError::into_inner).get(&route).cloned();
+        known.unwrap_or_else(|| {
+            let mut of = self.of.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(of.entry(route).or_insert_with(|| Arc::new(make())))
+        })
+    }
+}
+
+impl Counters {
+    /// The answer has ended.
+    pub fn answered(&self, call: &Answered) {
+        self.commits.inc();
+        if let Some(first_byte) = call.first_byte {
+            self.first_byte_seconds.observe(first_byte.as_secs_f64());
+        }
+        self.client_seconds.observe(call.attempt.as_secs_f64());
+        self.server_seconds.observe(call.call.as_secs_f64());
+        if let Some(first_token) = call.first_token {
+            self.first_token_seconds.observe(first_token.as_secs_f64());
+        }
+        self.input.observe(float(call.input_tokens));
+        if call.output_tokens > 0 {
+            self.output.observe(float(call.output_tokens));
+        }
+        // The first token is in the time to it.
+        if call.output_tokens > 1 && !call.streamed.is_zero() {
+            self.per_token_seconds.observe(call.streamed.as_secs_f64() / float(call.output_tokens - 1));
+        }
+    }
+}
+
+impl CallMetrics {
+    pub(super) fn new(r: &Registry) -> prometheus::Result<Self> {
+        let gen_ai = |name: &str, help: &str, labels: &[&str], buckets: &[f64]| {
+            let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            register(r, HistogramVec::new(opts, labels)?)
+        };
+        Ok(Self {
+            commits: counters(r, "commits_total", "Answers that became the caller's.", &["endpoint"])?,
+            first_byte_seconds: histograms(
+                r,
+                "first_byte_seconds",
+                "From request sent to the response head, of attempts that served.",
+                &["endpoint"],
+            )?,
+            limited: counters(
+                r,
+                "limited_total",
+                "Calls answered with 429 for a limit of ours: whose (`key`, `account` or `account and model`), and which.",
+                &["scope", "kind"],
+            )?,
+            holds_placed: counter(r, "holds_placed_total", "Holds that were placed.")?,
+            holds_ended: counters(
+                r,
+                "holds_ended_total",
+                "Holds of finished calls: `captured` when something was charged, else `released`.",
+                &["end"],
+            )?,
+            released_nano: counter(
+                r,
+                "released_nano_dollars_total",
+                "Nano-dollars that were held and went back to their account.",
+            )?,
+            token_usage: gen_ai(
+                "gen_ai_client_token_usage",
+                "Tokens of one served call, by type (input or output).",
+                &GEN_AI_TOKEN,
+                &TOKENS,
+            )?,
+            client_seconds: gen_ai(
+                "gen_ai_client_operation_duration_seconds",
+                "How long one attempt at a provider took; `error_type` is empty where it served.",
+                &GEN_AI_ERROR,
+                &DURATION,
+            )?,
+            server_seconds: gen_ai(
+                "gen_ai_server_request_duration_seconds",
+                "How long a call took for its caller, from its arrival to its end; `error_type` is empty where it was served.",
+                &GEN_AI_ERROR,
+                &DURATION,
+            )?,
+            first_token_seconds: gen_ai(
+                "gen_ai_server_time_to_first_token_seconds",
+                "From a call's arrival to its first meaningful event, failed attempts before it included.",
+                &GEN_AI,
+                &FIRST_TOKEN,
+            )?,
+            per_token_seconds: gen_ai(
+                "gen_ai_server_time_per_output_token_seconds",
+                "Between two output tokens after the first one, as an average over the call.",
+                &GEN_AI,
+                &PER_TOKEN,
+            )?,
+        })
+    }
+
+    /// What a route's served calls count.
+    #[must_use]
+    pub fn of(&self, labels: Labels<'_>) -> Counters {
+        let [operation, provider, model] = labels.gen_ai();
+        let gen_ai = [operation, provider, model];
+        let with = |last: &'static str| [operation, provider, model, last];
+        Counters {
+            commits: self.commits.with_label_values(&[labels.endpoint]),
+            first_byte_seconds: self.first_byte_seconds.with_label_values(&[labels.endpoint]),
+            input: self.token_usage.with_label_values(&with("input")),
+            output: self.token_usage.with_label_values(&with("output")),
+            client_seconds: self.client_seconds.with_label_values(&with("")),
+            server_seconds: self.server_seconds.with_label_values(&with("")),
+            first_token_seconds: self.first_token_seconds.with_label_values(&gen_ai),
+            per_token_seconds: self.per_token_seconds.with_label_values(&gen_ai),
+        }
+    }
+
+    /// An attempt failed, for this reason.
+    pub fn attempt_failed(&self, labels: Labels<'_>, reason: &str, took: Duration) {
+        let [operation, provider, model] = labels.gen_ai();
+        self.client_seconds
+            .with_label_values(&[operation, provider, model, reason])
+            .observe(took.as_secs_f64());
+    }
+
+    /// An admitted call got no answer, for this reason; `labels` are those of its last attempt.
+    pub fn call_failed(&self, labels: Labels<'_>, reason: &str, took: Duration) {
+        let [operation, provider, model] = labels.gen_ai();
+        self.server_seconds
+            .with_label_values(&[operation, provider, model, reason])
+            .observe(took.as_secs_f64());
+    }
+
+    /// A hold was placed.
+    pub fn hold_placed(&self) {
+        self.holds_placed.inc();
+    }
+
+    /// A hold has ended with its call, and so many nano-dollars of it went back.
+    pub fn hold_ended(&self, is_charged: bool, released_nano: u64) {
+        let end = if is_charged { "captured" } else { "released" };
+        self.holds_ended.with_label_values(&[end]).inc();
+        self.released_nano.inc_by(released_nano);
+    }
+
+    /// A call was over a limit.
+    pub fn over_limit(&self, scope: &str, kind: Kind) {
+        self.limited.with_label_values(&[scope, kind.word()]).inc();
+    }
+}
+
+impl Labels<'_> {
+    fn gen_ai(&self) -> [&str; 3] {
+        [operation_name(self.operation), provider_name(self.dialect), self.model]
+    }
+}
+
+/// What the conventions call an operation.
+#[must_use]
+pub const fn operation_name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Chat | Operation::Responses | Operation::Messages => "chat",
+        Operation::Completions => "text_completion",
+        Operation::Embeddings => "embeddings",
+        Operation::CountTokens => "count_tokens",
+    }
+}
+
+/// What the conventions call a provider: the flavour of its API, not the company.
+#[must_use]
+pub const fn provider_name(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenAi => "openai",
+        Dialect::Anthropic => "anthropic",
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of tokens have far less than 52 bits")]
+const fn float(count: u64) -> f64 {
+    count as f64
+}

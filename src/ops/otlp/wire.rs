@@ -1,0 +1,126 @@
+//! Spans as the collector reads them.
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
+use prost::Message as _;
+
+use super::{AttemptSpan, Trace};
+
+/// One message with these calls.
+#[must_use]
+pub fn request(calls: &[Trace]) -> Vec<u8> {
+    let resource = Resource {
+        attributes: vec![
+            text("service.name", "tollgate"),
+            text("service.version", env!("CARGO_PKG_VERSION")),
+        ],
+        ..Resource::default()
+    };
+    let scope = InstrumentationScope { name: "tollgate".to_owned(), ..InstrumentationScope::default() };
+    let spans = calls.iter().flat_map(spans_of).collect();
+    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
+    let resource_spans =
+        vec![ResourceSpans { resource: Some(resource), scope_spans, ..ResourceSpans::default() }];
+    ExportTraceServiceRequest { resource_spans }.encode_to_vec()
+}
+
+fn spans_of(trace: &Trace) -> Vec<Span> {
+    let mut spans = vec![call(trace)];
+    spans.extend(trace.attempts.iter().map(|it| attempt(trace, it)));
+    spans
+}
+
+/// What the caller asked, from its arrival to its end.
+fn call(trace: &Trace) -> Span {
+    let call = &trace.call;
+    let mut attributes = vec![
+        text("gen_ai.operation.name", call.operation),
+        text("gen_ai.provider.name", call.provider),
+        text("gen_ai.request.model", &call.model),
+        number("http.response.status_code", u64::from(call.status)),
+        text("tollgate.request_id", &call.request_id),
+        text("tollgate.surface", call.surface),
+        number("tollgate.attempts", u64::try_from(trace.attempts.len()).unwrap_or_default()),
+    ];
+    if call.code == "ok" {
+        attributes.push(number("gen_ai.usage.input_tokens", call.input_tokens));
+        attributes.push(number("gen_ai.usage.output_tokens", call.output_tokens));
+    } else {
+        attributes.push(text("error.type", call.code));
+    }
+    if let Some(first_token) = call.first_token {
+        attributes.push(number("tollgate.first_token_ms", u64::try_from(first_token.as_millis()).unwrap_or_default()));
+    }
+    Span {
+        trace_id: trace.trace.to_vec(),
+        span_id: trace.span.to_vec(),
+        parent_span_id: if trace.parent == [0; 8] { vec![] } else { trace.parent.to_vec() },
+        name: format!("{} {}", call.operation, call.model),
+        kind: SpanKind::Server.into(),
+        start_time_unix_nano: trace.ended_unix_nano.saturating_sub(nanos(trace.took)),
+        end_time_unix_nano: trace.ended_unix_nano,
+        attributes,
+        // A caller's own fault is none of the server's.
+        status: status(call.status < 500 && (call.code == "ok" || call.status >= 400), call.code),
+        ..Span::default()
+    }
+}
+
+/// What a provider was asked.
+fn attempt(trace: &Trace, attempt: &AttemptSpan) -> Span {
+    let AttemptSpan { span, endpoint, region, provider, outcome, reason, began, ended } = attempt;
+    let served = matches!(*outcome, "served" | "left");
+    let mut attributes = vec![
+        text("gen_ai.operation.name", trace.call.operation),
+        text("gen_ai.provider.name", provider),
+        text("gen_ai.request.model", &trace.call.model),
+        text("tollgate.endpoint", endpoint),
+        text("tollgate.region", region),
+        text("tollgate.outcome", outcome),
+    ];
+    if !served {
+        attributes.push(text("error.type", reason));
+    }
+    // All moments of a call are told from its end: one clock that may be set, read once.
+    let before_end = |at: &std::time::Instant| {
+        trace.ended_unix_nano.saturating_sub(nanos(trace.ended.saturating_duration_since(*at)))
+    };
+    Span {
+        trace_id: trace.trace.to_vec(),
+        span_id: span.to_vec(),
+        parent_span_id: trace.span.to_vec(),
+        name: format!("{} {endpoint}", trace.call.operation),
+        kind: SpanKind::Client.into(),
+        start_time_unix_nano: before_end(began),
+        end_time_unix_nano: before_end(ended),
+        attributes,
+        status: status(served, reason),
+        ..Span::default()
+    }
+}
+
+fn status(is_good: bool, why: &str) -> Option<Status> {
+    (!is_good).then(|| Status { message: why.to_owned(), code: StatusCode::Error.into() })
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, Value::StringValue(value.to_owned()))
+}
+
+fn number(key: &str, value: u64) -> KeyValue {
+    attribute(key, Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    let value = Some(AnyValue { value: Some(value) });
+    KeyValue { key: key.to_owned(), value, ..KeyValue::default() }
+}
+
+fn nanos(span: std::time::Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
