@@ -73,6 +73,7 @@ pub struct Fixed {
     bounds: Bounds,
     keep: Keep,
     slo: Slo,
+    collector: Option<String>,
 }
 
 #[derive(Debug)]
@@ -122,7 +123,7 @@ impl Fixed {
     /// Of the config that a process starts with.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let Config { listen, data, store, bounds, tracker, keep, slo, .. } = config;
+        let Config { listen, data, store, bounds, collector, tracker, keep, slo, .. } = config;
         Self {
             listen: listen.clone(),
             data: data.clone(),
@@ -131,6 +132,7 @@ impl Fixed {
             bounds: bounds.clone(),
             keep: *keep,
             slo: *slo,
+            collector: collector.clone(),
         }
     }
 
@@ -149,6 +151,7 @@ impl Fixed {
             ("listen.internal", listener("listen.internal")),
             ("listen.admin", *admin != config.listen.admin),
             ("listen.threads", *threads != config.listen.threads),
+            ("telemetry.otlp", self.collector != config.collector),
             ("store", self.data != config.data || self.store != config.store),
             ("sentry", self.tracker != config.tracker),
             ("records", self.keep != config.keep),
@@ -200,7 +203,6 @@ impl Reloader {
         state.tried = Version::of(&text);
         let config = config::parse(&text, variable)?;
         let needs_restart = self.fixed.differences(&config);
-        #[rustfmt::skip]
         let Config {
             bounds,
             routing,
@@ -215,6 +217,7 @@ impl Reloader {
             tracker: _,
             keep: _,
             slo: _,
+            collector: _,
         } = config;
         // The node's own timers may be other ones now.
         let catalogue = match &state.published {

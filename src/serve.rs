@@ -26,6 +26,7 @@ use crate::handover::{self, Estate, Inheritance, Sockets};
 use crate::keeper::{Keeper, status};
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
+use crate::ops::otlp::{self, Sending, Telemetry};
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway, Warmer};
 use crate::record::Home;
@@ -82,7 +83,9 @@ fn serve(
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
     let (keep, slo) = (config.keep, config.slo);
-    let Config { listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, .. } = config;
+    let Config {
+        listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, collector, ..
+    } = config;
     let (published, catalogue) = match booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
         Some(node) => node.first_catalogue(&data, timers).map(|(found, parsed)| (Some(found), parsed))?,
         None => (None, catalogue),
@@ -104,6 +107,7 @@ fn serve(
     let notify = Arc::new(Notify::from_env(upgrade));
     let warmer = Arc::new(Warmer::default());
     let recorder = Recorder::start(home(&booted, &data), keep, slo, Arc::clone(&metrics))?;
+    let (telemetry, sending) = collect(collector.as_deref(), &metrics)?;
     let gateway = Gateway {
         pool: Arc::clone(&pool),
         holds: wrap(Arc::clone(&booted.holds)),
@@ -115,6 +119,7 @@ fn serve(
         metrics,
         drain: Arc::clone(&drain_state),
         recorder: Arc::clone(&recorder),
+        telemetry,
     };
     let may_start_heirs = source.is_some();
     let live = follow(&gateway, &notify, status(first));
@@ -154,7 +159,18 @@ fn serve(
     add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm);
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
-    Ok(run_to_the_end(booted, &drain_state, &estate, &books, &recorder))
+    let left = run_to_the_end(booted, &drain_state, &estate, &books, &recorder);
+    if let Some(sending) = sending {
+        sending.stop();
+    }
+    Ok(left)
+}
+
+/// Sends spans where somebody collects them.
+fn collect(to: Option<&str>, metrics: &Metrics) -> anyhow::Result<(Option<Telemetry>, Option<Sending>)> {
+    let Some(to) = to else { return Ok((None, None)) };
+    let started = otlp::start(to, metrics.node.telemetry_dropped.clone()).context("telemetry.otlp")?;
+    Ok((Some(started.0), Some(started.1)))
 }
 
 /// The books of a running gateway, and what follows them on other nodes.

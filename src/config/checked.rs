@@ -64,6 +64,8 @@ pub struct Config {
     pub accounts: Vec<Account>,
     /// Where alarms go, beside the log.
     pub tracker: Option<Tracker>,
+    /// Where spans go.
+    pub collector: Option<String>,
 }
 
 /// Where money is kept.
@@ -380,6 +382,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         providers,
         models,
         aliases,
+        telemetry,
         bootstrap,
         sentry,
     } = file;
@@ -388,6 +391,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     let (data, store) = check.store(store);
     let bounds = check.bounds(&bounds);
     let timers = check.timers(&routing);
+    let collector = check.collector(telemetry);
     let routing = check.routing(&routing);
     let drain = Drain {
         pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
@@ -428,6 +432,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
             catalogue_of_fleet,
             accounts,
             tracker,
+            collector,
         }),
         None => Err(Faults::one("listen", "cannot be used")),
     }
@@ -511,6 +516,16 @@ impl Check {
         let proxy_protocol = proxy_protocol.map(|raw| self.proxy_protocol(field, raw));
         let address = self.address(field, address)?;
         Some(Listener { field, address, tls: None, h2c: false, proxy_protocol })
+    }
+
+    fn collector(&mut self, raw: raw::Telemetry) -> Option<String> {
+        let address = raw.otlp?;
+        let of_one =
+            |uri: &http::Uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|it| !it.is_empty());
+        if !address.parse::<http::Uri>().is_ok_and(|uri| of_one(&uri) && uri.query().is_none()) {
+            self.fault("telemetry.otlp", "must be an address such as http://127.0.0.1:4318, without TLS: put a collector beside the gateway");
+        }
+        Some(address)
     }
 
     fn file(&mut self, path: &str, name: &str) -> PathBuf {

@@ -28,7 +28,7 @@ pub struct Sentry {
 /// Where alarms go, beside the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracker {
-    /// A good one; its text holds a public key.
+    // A good one; its text holds a public key.
     pub dsn: Secret,
     pub environment: String,
     pub release: String,

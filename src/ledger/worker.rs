@@ -62,7 +62,8 @@ impl Progress {
 
     fn end(&self, batch: &[Settled]) {
         self.oldest_ms.store(0, Ordering::Relaxed);
-        let sum = |nano: fn(&Settled) -> i64| batch.iter().filter_map(|it| u64::try_from(nano(it)).ok()).sum();
+        let sum =
+            |nano: fn(&Settled) -> i64| batch.iter().filter_map(|it| u64::try_from(nano(it)).ok()).sum();
         self.abandoned_nano.fetch_add(sum(|settled| settled.abandoned), Ordering::Relaxed);
         self.provider_cost_nano.fetch_add(sum(|settled| settled.provider_cost), Ordering::Relaxed);
     }

@@ -3,7 +3,7 @@
 //! Labels have bounded values: names from the config, words from our own enums, status codes.
 
 pub mod calls;
-mod node;
+pub mod node;
 #[cfg(test)]
 mod reference;
 pub mod slo;

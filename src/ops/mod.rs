@@ -5,6 +5,7 @@ mod lines;
 pub mod log;
 pub mod metrics;
 pub mod notify;
+pub mod otlp;
 pub mod tracker;
 
 pub use metrics::Metrics;

@@ -10,6 +10,8 @@
 
 mod wire;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,12 +30,12 @@ const QUEUE_MAX: usize = 4096;
 const BATCH_MAX: usize = 256;
 /// How long a message gathers calls.
 const GATHER: Duration = Duration::from_secs(1);
+/// How often it is looked whether the process leaves.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a collector may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for the last message of a process.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
-/// A `traceparent`: version, trace, parent and flags, with three dashes.
-const TRACEPARENT_BYTES: usize = 55;
 
 /// Where spans are handed in.
 #[derive(Clone)]
@@ -45,6 +47,7 @@ pub struct Telemetry {
 /// The thread that sends.
 pub struct Sending {
     thread: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
 }
 
 /// The spans of one call.
@@ -89,7 +92,7 @@ pub struct AttemptSpan {
     /// `served`, `cut`, `left` or `failed`.
     pub outcome: &'static str,
     /// Why, in a word.
-    pub reason: String,
+    pub reason: &'static str,
     pub began: Instant,
     pub ended: Instant,
 }
@@ -100,9 +103,15 @@ pub struct AttemptSpan {
 /// When there can be no thread.
 pub fn start(to: &str, dropped: IntCounter) -> io::Result<(Telemetry, Sending)> {
     let (calls, waiting) = sync_channel(QUEUE_MAX);
-    let sender = Sender { url: format!("{}/v1/traces", to.trim_end_matches('/')), dropped: dropped.clone(), fails: false };
+    let stop = Arc::new(AtomicBool::new(false));
+    let sender = Sender {
+        url: format!("{}/v1/traces", to.trim_end_matches('/')),
+        dropped: dropped.clone(),
+        stop: Arc::clone(&stop),
+        fails: false,
+    };
     let thread = thread::Builder::new().name("telemetry".to_owned()).spawn(move || sender.run(&waiting))?;
-    Ok((Telemetry { calls, dropped }, Sending { thread }))
+    Ok((Telemetry { calls, dropped }, Sending { thread, stop }))
 }
 
 impl Telemetry {
@@ -149,8 +158,9 @@ impl Trace {
 }
 
 impl Sending {
-    /// Waits until what is queued was sent, or a collector has not taken it. Every [`Telemetry`] has to be gone.
+    /// Waits until what is queued was sent, or a collector has not taken it.
     pub fn stop(self) {
+        self.stop.store(true, Ordering::Release);
         if self.thread.join().is_err() {
             tracing::error!("the thread that sends spans broke");
         }
@@ -160,20 +170,23 @@ impl Sending {
 struct Sender {
     url: String,
     dropped: IntCounter,
+    stop: Arc<AtomicBool>,
     /// Said already.
     fails: bool,
 }
 
 impl Sender {
     fn run(mut self, waiting: &Receiver<Box<Trace>>) {
-        let agent = |patience| ureq::Agent::new_with_config(
-            ureq::Agent::config_builder().timeout_global(Some(patience)).max_redirects(0).build(),
-        );
+        let agent = |patience| {
+            ureq::Agent::new_with_config(
+                ureq::Agent::config_builder().timeout_global(Some(patience)).max_redirects(0).build(),
+            )
+        };
         let steady = agent(PATIENCE);
         let mut batch: Vec<Trace> = vec![];
         let mut due = clock::now() + GATHER;
-        loop {
-            match waiting.recv_timeout(due.saturating_duration_since(clock::now())) {
+        while !self.stop.load(Ordering::Acquire) {
+            match waiting.recv_timeout(LOOK) {
                 Ok(call) => batch.push(*call),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -183,6 +196,7 @@ impl Sender {
                 due = clock::now() + GATHER;
             }
         }
+        batch.extend(waiting.try_iter().map(|call| *call));
         self.send(&agent(LAST_PATIENCE), batch);
     }
 
@@ -191,7 +205,8 @@ impl Sender {
             return;
         }
         let body = request(&batch);
-        let sent = agent.post(&self.url).header("content-type", "application/x-protobuf").send(body.as_slice());
+        let sent =
+            agent.post(&self.url).header("content-type", "application/x-protobuf").send(body.as_slice());
         match sent {
             Ok(_) => {
                 if mem::take(&mut self.fails) {
@@ -216,14 +231,15 @@ struct Parent {
 
 /// Reads a `traceparent` (W3C Trace Context). Whatever is not exactly one is none.
 fn parent_of(text: &[u8]) -> Option<Parent> {
-    let text = std::str::from_utf8(text).ok().filter(|text| text.len() == TRACEPARENT_BYTES)?;
-    let mut parts = text.split('-');
-    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let is_lower = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    if parts.next().is_some() || version != "00" || ![trace, span, flags].into_iter().all(is_lower) {
+    let parts: Vec<&str> = std::str::from_utf8(text).ok()?.splitn(5, '-').collect();
+    let [version, trace, span, flags] = parts.as_slice() else { return None };
+    let is_hex = |part: &str, length: usize| {
+        part.len() == length && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if *version != "00" || !is_hex(trace, 32) || !is_hex(span, 16) || !is_hex(flags, 2) {
         return None;
     }
-    let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0 && text.get(35..36) == Some("-"))?;
+    let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
     let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
     let flags = u8::from_str_radix(flags, 16).ok()?;
     Some(Parent { trace: trace.to_be_bytes(), span: span.to_be_bytes(), is_sampled: flags & 1 == 1 })

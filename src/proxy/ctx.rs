@@ -24,6 +24,7 @@ use super::warm::Target;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::edge::Connection;
+use crate::ops::otlp::Trace;
 use crate::pool::endpoint::Addresses;
 use crate::pool::peer::Via;
 use crate::pool::upstreams::Leg;
@@ -54,6 +55,8 @@ pub struct Ctx {
     pub(super) keyed: Option<First>,
     /// The connection it came by.
     pub(super) connection: Option<Arc<Connection>>,
+    /// Its spans, where somebody collects them.
+    pub(super) trace: Option<Box<Trace>>,
     pub(super) _in_flight: InFlight,
 }
 
@@ -116,6 +119,7 @@ impl Ctx {
             principal: None,
             keyed: None,
             connection: None,
+            trace: None,
             _in_flight: in_flight,
         }
     }

@@ -57,7 +57,9 @@ impl Gateway {
         self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
         self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
         let code = code_of(ctx, status, &ended);
-        self.measure(ctx, call.as_deref(), &receipt, &End { code, now });
+        let end = End { status, code, ended: &ended, now };
+        self.measure(ctx, call.as_deref(), &receipt, &end);
+        self.hand_in(ctx, call.as_deref(), &receipt, &end);
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), code);
     }
 

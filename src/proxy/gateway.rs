@@ -25,6 +25,7 @@ use crate::credential::Credential;
 use crate::drain::Drain;
 use crate::edge::Connection;
 use crate::ops::Metrics;
+use crate::ops::otlp::Telemetry;
 use crate::pool::Pool;
 use crate::record::recorder::Recorder;
 use crate::store::Holds;
@@ -42,6 +43,8 @@ pub struct Gateway {
     pub keyed: Arc<KeyedCalls>,
     pub warmer: Arc<Warmer>,
     pub recorder: Arc<Recorder>,
+    /// `None`: nobody collects spans.
+    pub telemetry: Option<Telemetry>,
 }
 
 #[async_trait]
@@ -72,6 +75,9 @@ impl ProxyHttp for Gateway {
         downstream.set_pipelining_enabled(true);
         if let Some(id) = headers::request_id(session.req_header()) {
             ctx.request_id = id;
+        }
+        if let Some(telemetry) = &self.telemetry {
+            ctx.trace = telemetry.begin(headers::traceparent(session.req_header()));
         }
         Ok(())
     }

@@ -207,6 +207,12 @@ fn standing(
     fields.text(of_reset, &format!("{reset_seconds}s"))
 }
 
+/// Which trace the caller says that the call belongs to, where it says it once.
+pub(super) fn traceparent(head: &RequestHeader) -> Option<&[u8]> {
+    let mut said = head.headers.get_all("traceparent").iter();
+    said.next().map(HeaderValue::as_bytes).filter(|_| said.next().is_none())
+}
+
 /// The caller's own request id, if it is sane.
 pub(super) fn request_id(head: &RequestHeader) -> Option<String> {
     let text = head.headers.get(X_REQUEST_ID)?.to_str().ok()?;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use filters::answer::Ended;
 use filters::ids::EndpointId;
 use filters::upstream::board::Route;
 
@@ -11,15 +12,17 @@ use super::gateway::Gateway;
 use crate::ops::metrics::calls::{Answered, Labels};
 
 /// How a call ended for its caller.
-pub(super) struct End {
+pub(super) struct End<'a> {
+    pub(super) status: u16,
     /// `ok`, or why not.
     pub(super) code: &'static str,
+    pub(super) ended: &'a Ended,
     pub(super) now: Instant,
 }
 
 impl Gateway {
     /// Counts a call that is over.
-    pub(super) fn measure(&self, ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, end: &End) {
+    pub(super) fn measure(&self, ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, end: &End<'_>) {
         if let Some(call) = call {
             let released = u64::try_from(receipt.settlement.released.nano()).unwrap_or_default();
             self.metrics.calls.hold_ended(receipt.settlement.charged().is_positive(), released);
@@ -27,7 +30,7 @@ impl Gateway {
         }
     }
 
-    fn measure_answer(&self, ctx: &Ctx, call: &Call, receipt: &Receipt, end: &End) {
+    fn measure_answer(&self, ctx: &Ctx, call: &Call, receipt: &Receipt, end: &End<'_>) {
         let took = end.now.saturating_duration_since(ctx.arrived);
         let Some(current) = call.current.filter(|_| call.gate.is_committed()) else {
             if let Some(labels) = call.labels(None) {
@@ -35,7 +38,8 @@ impl Gateway {
             }
             return;
         };
-        let Some((route, labels)) = call.route(current.endpoint).zip(call.labels(Some(current.endpoint))) else {
+        let Some((route, labels)) = call.route(current.endpoint).zip(call.labels(Some(current.endpoint)))
+        else {
             return;
         };
         let (first_byte, first_event) = call.gate.reached();
@@ -59,7 +63,8 @@ impl Call {
 
     /// The labels of an endpoint, or of the asked model where no attempt stands.
     pub(super) fn labels(&self, endpoint: Option<EndpointId>) -> Option<Labels<'_>> {
-        let model = endpoint.and_then(|endpoint| self.choices.of(endpoint)).or_else(|| self.choices.first())?;
+        let model =
+            endpoint.and_then(|endpoint| self.choices.of(endpoint)).or_else(|| self.choices.first())?;
         let named = endpoint.and_then(|endpoint| self.endpoint(endpoint).ok());
         Some(Labels {
             endpoint: named.map_or("", |endpoint| endpoint.name.as_str()),

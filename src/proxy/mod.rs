@@ -21,6 +21,7 @@ mod own;
 mod peer;
 mod reply;
 mod request;
+mod spans;
 mod surface;
 mod warm;
 

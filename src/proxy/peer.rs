@@ -156,6 +156,7 @@ impl Gateway {
     fn failed(&self, ctx: &mut Ctx, tried: Tried) -> pingora::Result<bool> {
         let now = clock::now();
         let request_id = ctx.request_id.clone();
+        let is_traced = ctx.trace.is_some();
         let call = ctx.call()?;
         let Some(current) = call.current.take() else { return Ok(false) };
         let is_outdated = call.is_about_an_earlier_credential(&current, &tried.failure)?;
@@ -187,7 +188,11 @@ impl Gateway {
             Decision { candidate: current.endpoint, outcome: "failed", reason, elapsed, goes_on: next };
         call.decided(&self.recorder, &request_id, now, &decision);
         call.last_failed = Some((current.endpoint, reason));
+        let span = is_traced.then(|| call.span_of(&current, "failed", reason, now)).flatten();
         call.tried.push(tried);
+        if let Some((trace, span)) = ctx.trace.as_mut().zip(span) {
+            trace.attempted(span);
+        }
         Ok(next)
     }
 

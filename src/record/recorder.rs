@@ -223,6 +223,8 @@ impl Work {
     }
 
     fn run(mut self) {
+        // For who asks before the first call. What is not there now is tried again when something is to be written.
+        self.records = self.recorder.home.open().ok();
         let mut spare = vec![];
         while !self.recorder.leaving.load(Ordering::Acquire) {
             std::thread::park_timeout(LOOK);

@@ -27,6 +27,8 @@ pub struct NodeMetrics {
     pub disk_bytes: IntGauge,
     /// When certificates end.
     pub certificate_expires: GaugeVec,
+    /// Calls whose spans no collector has taken.
+    pub telemetry_dropped: IntCounter,
     abandoned_nano: IntCounter,
     provider_cost_nano: IntCounter,
 }
@@ -40,10 +42,19 @@ impl NodeMetrics {
             "tollgate_certificate_expires_unix_seconds",
             "When the certificate ends that a listener shows to callers.",
         );
-        let oldest = "How long the oldest settled call waits that the ledger does not have; 0 when none waits.";
+        let oldest =
+            "How long the oldest settled call waits that the ledger does not have; 0 when none waits.";
         Ok(Self {
-            leaving: gauge(r, "leaving", "1 while the process is on its way out: it is not ready on purpose.")?,
-            cut_off: gauge(r, "cut_off", "1 while this node reaches none of its upstreams: its own network fails.")?,
+            leaving: gauge(
+                r,
+                "leaving",
+                "1 while the process is on its way out: it is not ready on purpose.",
+            )?,
+            cut_off: gauge(
+                r,
+                "cut_off",
+                "1 while this node reaches none of its upstreams: its own network fails.",
+            )?,
             connections_max: gauge(r, "connections_max", "The most connections of callers that are let in.")?,
             body_bytes_max: gauge(
                 r,
@@ -60,11 +71,20 @@ impl NodeMetrics {
                 "held_nano_dollars",
                 "Nano-dollars that are leased to this process alone and that running calls hold.",
             )?,
-            journal_writable: gauge(r, "journal_writable", "0 while the journal cannot be written: no call is taken.")?,
+            journal_writable: gauge(
+                r,
+                "journal_writable",
+                "0 while the journal cannot be written: no call is taken.",
+            )?,
             journal_oldest_seconds: register(r, Gauge::new("tollgate_journal_oldest_seconds", oldest)?)?,
             disk_free_bytes: gauge(r, "disk_free_bytes", "Bytes left where the data folder is.")?,
             disk_bytes: gauge(r, "disk_bytes", "The size of the disk where the data folder is.")?,
             certificate_expires: register(r, GaugeVec::new(expires, &["listener"])?)?,
+            telemetry_dropped: counter(
+                r,
+                "telemetry_dropped_total",
+                "Calls whose spans were dropped: the collector did not take them in time.",
+            )?,
             abandoned_nano: counter(
                 r,
                 "abandoned_nano_dollars_total",

@@ -125,5 +125,7 @@ fn row(family: &MetricFamily) -> String {
 
 fn labels(family: &MetricFamily) -> Vec<String> {
     let first = family.get_metric().first();
-    first.map(|metric| metric.get_label().iter().map(|label| label.name().to_owned()).collect()).unwrap_or_default()
+    first
+        .map(|metric| metric.get_label().iter().map(|label| label.name().to_owned()).collect())
+        .unwrap_or_default()
 }

@@ -35,7 +35,11 @@ impl UpstreamMetrics {
              the first meaningful event (`first_event`), for streams and for whole answers.",
         );
         Ok(Self {
-            info: gauges("info", "Always 1: whose an endpoint is, and where.", &["endpoint", "provider", "region"])?,
+            info: gauges(
+                "info",
+                "Always 1: whose an endpoint is, and where.",
+                &["endpoint", "provider", "region"],
+            )?,
             weight: gauges("weight", "The configured weight of an endpoint.", &["endpoint"])?,
             breaker: gauges(
                 "breaker",

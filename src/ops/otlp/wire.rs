@@ -54,7 +54,10 @@ fn call(trace: &Trace) -> Span {
         attributes.push(text("error.type", call.code));
     }
     if let Some(first_token) = call.first_token {
-        attributes.push(number("tollgate.first_token_ms", u64::try_from(first_token.as_millis()).unwrap_or_default()));
+        attributes.push(number(
+            "tollgate.first_token_ms",
+            u64::try_from(first_token.as_millis()).unwrap_or_default(),
+        ));
     }
     Span {
         trace_id: trace.trace.to_vec(),

@@ -113,10 +113,12 @@ impl Redis {
     /// [`RedisError`].
     pub async fn outbox_oldest_ms(&self) -> Result<Option<i64>, RedisError> {
         let oldest = futures::future::join_all((0..SHARDS).map(|shard| self.outbox_oldest_of(shard))).await;
-        oldest.into_iter().try_fold(None, |first: Option<i64>, of| Ok(match (first, of?) {
-            (Some(first), Some(of)) => Some(first.min(of)),
-            (first, of) => first.or(of),
-        }))
+        oldest.into_iter().try_fold(None, |first: Option<i64>, of| {
+            Ok(match (first, of?) {
+                (Some(first), Some(of)) => Some(first.min(of)),
+                (first, of) => first.or(of),
+            })
+        })
     }
 
     /// An acknowledged entry is deleted, and an entry's id begins with the time at which it came.

@@ -107,6 +107,9 @@ async fn a_new_certificate_is_shown_without_a_restart_and_a_bad_one_never() {
     let (first, second, third) = (signer.sign(), signer.sign(), signer.sign());
     let Tls { gateway, https, _upstream } = showing(&first, "", |_| ()).await;
     wait_until_shown(https, &signer, &first).await;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&first.der).unwrap();
+    let expires = r#"tollgate_certificate_expires_unix_seconds{listener="listen.https"}"#;
+    assert_eq!(gateway.metric(expires).await, parsed.validity().not_after.timestamp());
     let mut standing = shake_hands(&tls(&signer, None, &[]), connect(https).await).await.unwrap();
     assert!(ask(&mut standing, &wire(&stream_request()), END).await.contains("[DONE]"));
 

@@ -41,7 +41,10 @@ async fn the_alerts_of_an_outage_fire_and_no_others() {
     println!("one upstream dead: {one:?}; both: {both:?} (with time sixty times as fast)");
     for said in prometheus.annotations().await {
         let summary = said["summary"].as_str().unwrap();
-        assert!(!summary.contains("error") && !summary.contains("{{") && !summary.contains("<no value>"), "{summary}");
+        assert!(
+            !summary.contains("error") && !summary.contains("{{") && !summary.contains("<no value>"),
+            "{summary}"
+        );
         assert!(said["runbook_url"].as_str().unwrap().starts_with("docs/runbooks/"), "{said}");
     }
     drop(load);

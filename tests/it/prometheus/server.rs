@@ -36,18 +36,18 @@ pub fn repository(path: &str) -> String {
 pub fn compressed_rules() -> String {
     let text = repository("conf/prometheus/rules.yml");
     let shorter = |number: &str, unit: &str| {
-        let seconds = number.parse::<u64>().unwrap() * match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3_600,
-            _ => 86_400,
-        };
+        let seconds = number.parse::<u64>().unwrap()
+            * match unit {
+                "s" => 1,
+                "m" => 60,
+                "h" => 3_600,
+                _ => 86_400,
+            };
         format!("{}ms", seconds * 1_000 / FASTER)
     };
     let spans = Regex::new(r"(\[|offset |for: |interval: )(\d+)([smhd])\b").unwrap();
-    let text = spans.replace_all(&text, |found: &Captures<'_>| {
-        format!("{}{}", &found[1], shorter(&found[2], &found[3]))
-    });
+    let text = spans
+        .replace_all(&text, |found: &Captures<'_>| format!("{}{}", &found[1], shorter(&found[2], &found[3])));
     let ahead = Regex::new(r"(predict_linear\([^,]+, )(\d+)\)").unwrap();
     let ahead = ahead.replace_all(&text, |found: &Captures<'_>| {
         format!("{}{})", &found[1], found[2].parse::<u64>().unwrap() / FASTER)
@@ -162,5 +162,7 @@ impl Drop for Server {
 /// A query as a part of a URL.
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }

@@ -17,7 +17,16 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The records of an embedded gateway, as another process reads them.
 fn records(folder: &Path) -> Records {
-    Records::open_for_reading(&folder.join("data")).expect("the records")
+    let open = || Records::open_for_reading(&folder.join("data")).map_err(|error| error.to_string());
+    // The thread that writes them has made the file as soon as it could.
+    let began = Instant::now();
+    loop {
+        match open() {
+            Ok(records) => return records,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// Asks until the answer will do.
