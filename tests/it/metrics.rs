@@ -99,7 +99,9 @@ async fn an_endpoint_shows_its_breaker_its_rests_its_credential_and_its_watchdog
     assert_eq!(sample(&gateway, &state("u0", "closed")).await, 1.0);
     let mut calls = 0;
     while sample(&gateway, &state("u0", "open")).await < 1.0 {
-        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+        // One that fails is asked last, unless a caller wants it first.
+        let ordered = r#"{"model":"gpt-a","provider":{"order":["u0","u1"]},"messages":[{"role":"user","content":"hi"}]}"#;
+        assert_eq!(Call::post(ordered).send(gateway.http).await.status, 200);
         calls += 1;
         assert!(calls < 200, "it never opens");
     }

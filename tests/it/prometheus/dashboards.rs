@@ -93,7 +93,7 @@ fn check_panel(name: &str, panel: &Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_every_dashboard_answers_something() {
     let mock = upstream(script("{}")).await;
-    let gateway = Setup::new(&[mock.address()]).balance("1000").log("warn").start();
+    let gateway = Setup::new(&[mock.address()]).balance("1000").log("warn,tollgate=info").start();
     let prometheus = Server::start(gateway.admin).await;
     // A counter that is new shows a rate once it has grown between two looks.
     let seen = "sum(rate(tollgate_requests_total[5s])) > 0 and on () tollgate:slo_budget_left:ratio == 1 \

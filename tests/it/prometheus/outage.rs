@@ -16,7 +16,8 @@ const DEAD: &str = r#"{"fault":{"kind":"status","code":503}}"#;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_alerts_of_an_outage_fire_and_no_others() {
     let mocks = [upstream(script("{}")).await, upstream(script("{}")).await];
-    let gateway = Setup::new(&mocks.each_ref().map(Mock::address)).balance("1000").log("warn").start();
+    let gateway =
+        Setup::new(&mocks.each_ref().map(Mock::address)).balance("1000").log("warn,tollgate=info").start();
     let load = Load::on(gateway.http);
     let prometheus = Server::start(gateway.admin).await;
 
