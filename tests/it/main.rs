@@ -42,6 +42,7 @@ mod records;
 mod reload;
 mod repeats;
 mod routing;
+mod runbooks;
 mod secrets;
 mod simulation;
 mod streams;
