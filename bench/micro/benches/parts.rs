@@ -1,16 +1,28 @@
 //! What a request and each of its chunks cost to compute, without sockets, disk or threads.
 
+use std::collections::HashMap;
 use std::hint::black_box;
+use std::time::Instant;
 
 use bytes::Bytes;
 use divan::counter::BytesCount;
 use divan::{Bencher, bench};
 use filters::dialect::{Operation, Shape};
 use filters::hold;
+use filters::ids::{CredentialId, EndpointId, HoldId, KeyDigest, ModelId};
+use filters::limit::budget::{Budget, Period, Zone};
+use filters::limit::{Limits, Now, Scopes, Want};
 use filters::money::{Amount, PriceCard, Rate, cost};
+use filters::preferences::Preferences;
+use filters::purse::{EndHold, Purse, Reserve};
+use filters::route::Sort;
 use filters::stream::sse::Scanner;
 use filters::stream::usage::Usage;
+use filters::upstream::board::{Ask, Board, EndpointSpec, Found, Layout, ModelSpec};
 use filters::upstream::sketch::Sketch;
+use filters::upstream::watchdog::{Form, Limit};
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::SeedableRng as _;
 
 fn main() {
     divan::main();
@@ -96,4 +108,80 @@ fn sketch(bencher: Bencher) {
         sketch.record(black_box(value >> 40));
     });
     black_box(sketch.quantile(990));
+}
+
+fn layout(routes: usize) -> Layout {
+    let endpoint = |n| EndpointSpec {
+        name: format!("e{n}"),
+        provider: format!("p{n}"),
+        credential: CredentialId { provider: n, index: 0 },
+        place: EndpointId(n),
+        weight: 100,
+        first_byte: Limit::Auto,
+        first_event: Limit::Auto,
+        price: None,
+        parameters: None,
+    };
+    let model = ModelSpec {
+        name: "m".to_owned(),
+        operation: Operation::Chat,
+        routes: (0..routes).map(EndpointId).collect(),
+        reasoning: false,
+        sort: Sort::Weight,
+        explore: true,
+    };
+    Layout { endpoints: (0..routes).map(endpoint).collect(), models: vec![model] }
+}
+
+/// Whom a call asks, of so many routes of its model.
+#[bench(args = [1, 10, 1000])]
+fn route_choice(bencher: Bencher, routes: usize) {
+    let now = Instant::now();
+    let (mut board, mut rng) = (Board::new(now, layout(routes)), Pcg64Mcg::seed_from_u64(1));
+    let preferences = Preferences::default();
+    let ask = Ask { models: &[ModelId(0)], form: Form::Stream, prompt_tokens: 300, preferences: &preferences };
+    bencher.bench_local(|| match board.candidates(now, black_box(&ask), &mut rng) {
+        Found::Plan(plan) => board.finish(black_box(plan).pass),
+        Found::AllRefused { .. } | Found::NoneFits(_) => panic!("somebody can be asked"),
+    });
+}
+
+fn scopes() -> Scopes {
+    let budget = |period| Budget { period, amount: Amount::MAX, zone: Zone::utc() };
+    let all = Limits {
+        requests_per_minute: Some(1 << 40),
+        tokens_per_minute: Some(1 << 40),
+        concurrency: Some(1 << 40),
+        budgets: vec![budget(Period::Day), budget(Period::Month)],
+    };
+    let models = HashMap::from([("gpt-4o-mini".to_owned(), all.clone())]);
+    Scopes { key: all.clone(), account: all, models }
+}
+
+/// A hold placed and ended in memory under every limit there is, beside so many that are open.
+#[bench(args = [0, 100_000])]
+fn admit_and_settle(bencher: Bencher, open: u128) {
+    let (scopes, models, key) = (scopes(), ["gpt-4o-mini".to_owned()], KeyDigest([7; 32]));
+    let mut purse = Purse::default();
+    purse.grant(Amount::from_nano(1 << 60));
+    let held = Amount::from_nano(1_000_000);
+    let mut now = Now { ms: 1 << 30, unix_ms: 1_700_000_000_000 };
+    let reserve = |purse: &mut Purse, now, id| {
+        let want = Want { tokens: 1300, amount: held };
+        let reserve = Reserve { hold: HoldId(id), key, models: &models, scopes: &scopes, want };
+        black_box(purse.reserve(now, &reserve).unwrap());
+    };
+    (0..open).for_each(|id| reserve(&mut purse, now, id));
+    let mut id = open;
+    bencher.bench_local(|| {
+        id += 1;
+        // A hundred thousand calls a second.
+        if id.is_multiple_of(100) {
+            (now.ms, now.unix_ms) = (now.ms + 1, now.unix_ms + 1);
+        }
+        reserve(&mut purse, now, id);
+        let cost = Amount::from_nano(250_000);
+        let end = EndHold { hold: HoldId(id), held, key, model: "gpt-4o-mini", cost, tokens: 500, left: None };
+        black_box(purse.end(now, &end));
+    });
 }
