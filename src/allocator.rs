@@ -13,8 +13,13 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
+#[cfg(not(feature = "count-allocations"))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[cfg(feature = "count-allocations")]
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
 
 /// `mi_option_page_reclaim_on_free`; the crate has no name for it.
 const PAGE_RECLAIM_ON_FREE: c_int = 35;
@@ -50,4 +55,42 @@ fn keep_no_pages() {
 fn look() {
     // SAFETY: it may be called at any time, from any thread, and moves nothing that is in use.
     unsafe { libmimalloc_sys::mi_collect(false) };
+}
+
+/// The same allocator in a build that counts what it is asked for, for `scripts/bench`.
+#[cfg(feature = "count-allocations")]
+#[expect(unsafe_code, reason = "an allocator is unsafe by its trait; this one only counts")]
+mod counting {
+    use std::alloc::{GlobalAlloc, Layout};
+
+    use mimalloc::MiMalloc;
+    use tollgate::ops::allocations::count;
+
+    pub(super) struct Counting;
+
+    // SAFETY: every call is handed on as it came, and `count` neither allocates nor unwinds.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            count(layout.size());
+            // SAFETY: the caller's promises are handed on.
+            unsafe { MiMalloc.alloc(layout) }
+        }
+
+        unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+            count(layout.size());
+            // SAFETY: as above.
+            unsafe { MiMalloc.alloc_zeroed(layout) }
+        }
+
+        unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+            count(size);
+            // SAFETY: as above.
+            unsafe { MiMalloc.realloc(block, layout, size) }
+        }
+
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            // SAFETY: as above.
+            unsafe { MiMalloc.dealloc(block, layout) }
+        }
+    }
 }

@@ -173,6 +173,8 @@ async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     if let Some(fleet) = &admin.fleet {
         text.push_str(&fleet.metrics());
     }
+    #[cfg(feature = "count-allocations")]
+    text.push_str(&crate::ops::allocations::render());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 

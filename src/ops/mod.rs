@@ -1,5 +1,7 @@
 //! What an operator sees: metrics, logs, health, alarms.
 
+#[cfg(feature = "count-allocations")]
+pub mod allocations;
 mod call_lines;
 mod lines;
 pub mod log;
