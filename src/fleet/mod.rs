@@ -441,6 +441,7 @@ async fn touch(store: Arc<fleet::Fleet>) {
         tick.tick().await;
         store.sweep();
         store.touch_all().await;
+        store.acknowledge_all().await;
     }
 }
 

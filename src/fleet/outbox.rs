@@ -1,6 +1,7 @@
 //! Ends that their node could not post: it is gone with its disk, or slow; and holds that nobody ended.
 //!
-//! Every end stands in Redis' outbox too. The ledger passes over what it has.
+//! Every end stands in Redis' outbox too, until its node has booked it. What is left there after a while is read and
+//! booked by whoever comes first; the ledger passes over what it has.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::ledger::postgres::Reaped;
 use crate::ledger::{Ledger as _, LedgerError};
 use crate::store::redis::{End, Outgoing, SHARDS};
 
-/// How often the outboxes are read: a node posts from its journal much sooner.
+/// How often the outboxes are read.
 const READ: Duration = Duration::from_secs(2);
 /// Rounds between two looks at how much waits in all.
 const COUNT: u32 = 5;
@@ -21,20 +22,26 @@ const AT_ONCE: u32 = 256;
 /// What another node has read and not acknowledged for so long is read by this one: it is gone, or its ledger is slow, and
 /// to book twice is no harm.
 const IDLE: Duration = Duration::from_secs(10);
+/// A node posts from its journal, and says so, within a second or two: so long an end is left to it.
+const FRESH: Duration = Duration::from_secs(5);
 
 pub(super) async fn post(servers: Servers, boot: i64) {
     let shards: Vec<u16> = (0..SHARDS).collect();
     let consumer = format!("boot-{boot}");
     let mut tick = every(READ);
+    let mut more = false;
     for round in 0_u32.. {
-        tick.tick().await;
+        // A shard that gave as much as it may has more.
+        if !std::mem::take(&mut more) {
+            tick.tick().await;
+        }
         if round % COUNT == 0
             && let Ok(length) = servers.redis.outbox_length().await
         {
             servers.metrics.outbox.set(i64::try_from(length).unwrap_or(i64::MAX));
             servers.metrics.outbox_oldest.set(oldest(&servers, length).await);
         }
-        let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE).await {
+        let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE, FRESH).await {
             Ok(read) if read.is_empty() => continue,
             Ok(read) => read,
             Err(error) => {
@@ -55,8 +62,10 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             tracing::warn!(%error, "the outbox waits for the ledger");
             continue;
         }
+        more = ids.values().any(|ids| ids.len() >= usize::try_from(AT_ONCE).unwrap_or(usize::MAX));
         for (shard, ids) in ids {
             if let Err(error) = servers.redis.outbox_acknowledge(shard, &ids).await {
+                more = false;
                 tracing::debug!(%error, shard, "the outbox is read again");
             }
         }

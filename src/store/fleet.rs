@@ -49,6 +49,8 @@ const TRIES_HERE_MAX: usize = 4;
 const UNBOOKED_MAX: u64 = 1_000_000;
 /// Admissions without an answer that wait to be voided: a breaker opens after the first of them.
 const VOIDS_MAX: usize = 4096;
+/// Ends that wait to be acknowledged, at most: those beyond stay in the outbox until somebody reads them there.
+const ACKNOWLEDGE_MAX: usize = 1 << 18;
 const SECONDS_PER_HOUR: u64 = 3600;
 
 /// Who gets money for pools, and knows their epochs.
@@ -137,6 +139,10 @@ struct State {
     holds: HashMap<u128, InPool>,
     /// Charges that are not known to be booked.
     unbooked: HashMap<u128, Unbooked>,
+    /// Ends that the ledger has, and Redis has not been told so.
+    booked: HashMap<Pool, Vec<u128>>,
+    /// How many these are.
+    to_acknowledge: usize,
     /// How calls that were left early stand in this hour, by key.
     hours: HashMap<KeyDigest, Hour>,
     /// Which hour that is, since 1970.
@@ -244,7 +250,26 @@ impl Fleet {
     pub fn booked(&self, batch: &[Settled]) {
         let mut state = self.inner.lock();
         for settled in batch {
-            state.unbooked.remove(&settled.id);
+            if let Some(unbooked) = state.unbooked.remove(&settled.id)
+                && state.to_acknowledge < ACKNOWLEDGE_MAX
+            {
+                state.to_acknowledge += 1;
+                state.booked.entry(unbooked.pool).or_default().push(settled.id);
+            }
+        }
+    }
+
+    /// Says to Redis which ends the ledger has: nobody else has to look at them. Never more than one command for 128.
+    pub async fn acknowledge_all(&self) {
+        let booked = {
+            let mut state = self.inner.lock();
+            state.to_acknowledge = 0;
+            std::mem::take(&mut state.booked)
+        };
+        for (pool, holds) in booked {
+            if let Err(error) = self.inner.redis.booked(pool, &holds).await {
+                tracing::debug!(%error, shard = pool.shard, "ends that are booked stay in the outbox for a while");
+            }
         }
     }
 
@@ -343,11 +368,12 @@ impl Holds for Fleet {
         let hold = Arc::clone(&ticket.hold);
         let mut settled = inner.price(&hold, &charge);
         let Settlement { captured, shortfall, .. } = settled.settlement();
+        let mut is_told = false;
         if shortfall.is_positive() {
             // Whoever drops this while Redis is asked leaves the ticket, which ends the hold at all that is known.
             let cost = captured.checked_add(shortfall).unwrap_or(Amount::MAX);
             inner.journal.progress(&hold, cost);
-            inner.take_excess(&mut settled).await;
+            is_told = inner.take_excess(&mut settled).await;
         }
         ticket.on_drop = None;
         let settled = inner.close(&hold, settled);
@@ -356,7 +382,9 @@ impl Holds for Fleet {
             tracing::error!(breach = "charge_waits", %error, hold = %hold.id(), "a charge waits for the disk");
         }
         // Not told when this is dropped before it: then the reaper finds the hold, and the ledger its end.
-        inner.end(End::Settled(settled, inner.pool_of(&hold)));
+        if !is_told {
+            inner.end(End::Settled(settled, inner.pool_of(&hold)));
+        }
         settlement
     }
 
@@ -588,10 +616,12 @@ impl Inner {
     }
 
     /// The call cost more than its hold: whatever the pool has of it is taken, before anybody writes that down. When
-    /// Redis does not answer, it is a shortfall.
-    async fn take_excess(&self, settled: &mut Settled) {
-        let Some(pool) = settled.pool else { return };
-        match self.redis.settle(pool, settled).await {
+    /// Redis does not answer, it is a shortfall. Whether Redis knows the end now.
+    async fn take_excess(&self, settled: &mut Settled) -> bool {
+        let Some(pool) = settled.pool else { return false };
+        let told = self.redis.settle(pool, settled).await;
+        let is_told = told.is_ok();
+        match told {
             Ok(Ended::Now(parts) | Ended::Before(parts)) if parts.held == settled.settlement().held => {
                 settled.parts = Settled::parts_of(&parts);
             }
@@ -600,6 +630,7 @@ impl Inner {
                 tracing::warn!(%error, "what a call cost above its hold is not taken: redis is away");
             }
         }
+        is_told
     }
 
     /// From the open holds to the charges that are not booked, with nothing in between.
@@ -624,8 +655,13 @@ impl Inner {
         hold.hold.pool.unwrap_or_else(|| Pool { shard: shard_of(hold.account()), epoch: 0 })
     }
 
-    fn end(&self, end: End) {
+    /// Tells Redis of an end; it counts as not told until it has it.
+    fn end(self: &Arc<Self>, end: End) {
         self.unended.fetch_add(1, Ordering::AcqRel);
+        ends::tell_from_here(self, end);
+    }
+
+    fn queue(&self, end: End) {
         if let Err(error) = self.ending.try_send(end) {
             // The journal and the ledger know. Its money is set aside in Redis until this boot is over.
             self.unended.fetch_sub(1, Ordering::AcqRel);
@@ -633,7 +669,7 @@ impl Inner {
         }
     }
 
-    fn sweep(&self) {
+    fn sweep(self: &Arc<Self>) {
         while let Some(hold) = self.abandoned.pop() {
             let used = filters::meter::Used { estimated: true, ..Default::default() };
             let settled = self.price(&hold, &Charge { cost: hold.cost_so_far(), used, ..Charge::default() });

@@ -1,5 +1,6 @@
 //! Admission: revocation, all limits and the hold, in one call.
 
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use data_encoding::HEXLOWER;
@@ -11,12 +12,18 @@ use filters::purse::Standings;
 
 use super::node::Lane;
 use super::pools::Fence;
-use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
+use super::words::Words;
+use super::{AMOUNT_MAX, Answer, Redis, RedisError, money, shard_of};
 use crate::journal::record::{self, Record};
 use crate::journal::{Hold, Pool};
 
 /// Lua counts tokens in doubles, which are exact up to here, and a minute's sum has room above it.
 const TOKENS_MAX: u64 = 1 << 48;
+/// What an admission is made of, and each of its scopes with a budget or two. Most find room in that at once.
+const WORDS: usize = 9;
+const BYTES: usize = 512;
+const PART_WORDS: usize = 15;
+const PART_BYTES: usize = 256;
 /// Redis wants an end for every counter: the year 9999, for windows that have none.
 const END_MS_MAX: i64 = 253_402_300_799_000;
 
@@ -127,19 +134,19 @@ impl Redis {
             return Err(RedisError::NoSuch.into());
         }
         let parts = parts_of(admission);
-        let mut args = vec![
-            admission.pool.epoch.to_string().into_bytes(),
-            hold_name(hold.id),
-            money(Amount::from_nano(hold.amount.max(0))).ok_or(RedisError::NoSuch)?,
-            hold.account.to_string().into_bytes(),
-            admission.boot.to_string().into_bytes(),
-            millis(admission.lifetime),
-            HEXLOWER.encode(&hold.key).into_bytes(),
-            record_of(admission)?,
-            hold.model.clone().into_bytes(),
-        ];
-        parts.iter().for_each(|part| part.write(admission, &mut args));
-        let answer = self.verb(Lane::Request, shard, "admit", &args).await?;
+        let mut words =
+            Words::with_capacity(WORDS + parts.len() * PART_WORDS, BYTES + parts.len() * PART_BYTES);
+        words.show(admission.pool.epoch);
+        words.show(hold_name(hold.id));
+        words.show(money(Amount::from_nano(hold.amount.max(0))).ok_or(RedisError::NoSuch)?);
+        words.show(hold.account);
+        words.show(admission.boot);
+        words.show(admission.lifetime.as_millis());
+        words.show(HEXLOWER.encode_display(&hold.key));
+        words.push_with(|out| record_of(admission, out))?;
+        words.push(hold.model.as_bytes());
+        parts.iter().for_each(|part| part.write(admission, &mut words));
+        let answer = self.ask(Lane::Request, shard, "admit", &words).await?;
         read(answer, admission, &parts)
     }
 
@@ -154,7 +161,7 @@ impl Redis {
         spent: Amount,
     ) -> Result<(), RedisError> {
         let UnknownBudget { scope, period, begins_ms, ends_ms } = budget;
-        let name = format!("{}:{}", scope.name(account), window_name(*period, *begins_ms));
+        let name = format!("{}:{}", scope.name(account), Window(*period, *begins_ms));
         let key = format!("{}:b:{name}", self.base(shard_of(account)));
         let mut cmd = redis::cmd("SET");
         let spent = spent.clamp(Amount::ZERO, AMOUNT_MAX).nano();
@@ -173,32 +180,41 @@ impl Redis {
         budgets: &[UnknownBudget],
         spent: Amount,
     ) -> Result<(), RedisError> {
-        let mut args = vec![money(spent).ok_or(RedisError::NoSuch)?];
+        let mut words = Words::default();
+        words.show(money(spent).ok_or(RedisError::NoSuch)?);
         for budget in budgets {
-            args.push(budget.scope.name(account).into_bytes());
-            args.push(window_name(budget.period, budget.begins_ms).into_bytes());
+            words.show(budget.scope.name(account));
+            words.show(Window(budget.period, budget.begins_ms));
         }
-        self.verb(Lane::Background, shard_of(account), "spent", &args).await?.good().map(|_| ())
+        self.ask(Lane::Background, shard_of(account), "spent", &words).await?.good().map(|_| ())
     }
 }
 
 /// One scope of a call, as it is sent.
 struct Part<'a> {
-    scope: Scope,
+    scope: Of<'a>,
     limits: &'a Limits,
+}
+
+/// A [`Scope`] that is only looked at.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Key(KeyDigest),
+    Account,
+    Model(&'a str),
 }
 
 /// Key and account, also without limits, so that their places are fixed; then models that are limited.
 fn parts_of<'a>(admission: &Admission<'a>) -> Vec<Part<'a>> {
     let Admission { hold, models, scopes, .. } = *admission;
     let mut parts = vec![
-        Part { scope: Scope::Key(KeyDigest(hold.key)), limits: &scopes.key },
-        Part { scope: Scope::Account, limits: &scopes.account },
+        Part { scope: Of::Key(KeyDigest(hold.key)), limits: &scopes.key },
+        Part { scope: Of::Account, limits: &scopes.account },
     ];
     for (index, model) in models.iter().enumerate() {
         let earlier = models.get(..index).unwrap_or_default();
         if let Some(limits) = scopes.models.get(model).filter(|_| !earlier.contains(model)) {
-            parts.push(Part { scope: Scope::Model(model.clone()), limits });
+            parts.push(Part { scope: Of::Model(model), limits });
         }
     }
     parts
@@ -206,15 +222,26 @@ fn parts_of<'a>(admission: &Admission<'a>) -> Vec<Part<'a>> {
 
 impl Scope {
     /// Its part of a key's name.
-    fn name(&self, account: AccountId) -> String {
+    fn name(&self, account: AccountId) -> Name<'_> {
+        let of = match self {
+            Self::Key(digest) => Of::Key(*digest),
+            Self::Account => Of::Account,
+            Self::Model(model) => Of::Model(model),
+        };
+        Name(of, account)
+    }
+}
+
+impl Of<'_> {
+    fn scope(self) -> Scope {
         match self {
-            Self::Key(digest) => format!("k{}", HEXLOWER.encode(&digest.0)),
-            Self::Account => format!("a{account}"),
-            Self::Model(model) => format!("m{account}:{model}"),
+            Self::Key(digest) => Scope::Key(digest),
+            Self::Account => Scope::Account,
+            Self::Model(model) => Scope::Model(model.to_owned()),
         }
     }
 
-    const fn word(&self) -> &'static str {
+    const fn word(self) -> &'static str {
         match self {
             Self::Key(_) => "key",
             Self::Account => "account",
@@ -223,36 +250,62 @@ impl Scope {
     }
 }
 
+/// A scope's part of a key's name.
+struct Name<'a>(Of<'a>, AccountId);
+
+impl Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(of, account) = self;
+        match of {
+            Of::Key(digest) => write!(f, "k{}", HEXLOWER.encode_display(&digest.0)),
+            Of::Account => write!(f, "a{account}"),
+            Of::Model(model) => write!(f, "m{account}:{model}"),
+        }
+    }
+}
+
+/// A window's part of a key's name.
+struct Window(Period, i64);
+
+impl Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(period, begins_ms) = self;
+        let period = match period {
+            Period::Day => 'd',
+            Period::Month => 'm',
+        };
+        write!(f, "{period}{begins_ms}")
+    }
+}
+
 impl Part<'_> {
     /// As `read_scopes` in `library.lua` reads it.
-    fn write(&self, admission: &Admission<'_>, args: &mut Vec<Vec<u8>>) {
+    fn write(&self, admission: &Admission<'_>, words: &mut Words) {
         let Limits { requests_per_minute, tokens_per_minute, concurrency, budgets } = self.limits;
-        let number = |limit: Option<u64>| {
-            limit.map(|limit| limit.min(TOKENS_MAX).to_string().into_bytes()).unwrap_or_default()
-        };
-        let model = match &self.scope {
-            Scope::Model(model) => model.clone().into_bytes(),
-            Scope::Key(_) | Scope::Account => vec![],
+        let number = |limit: Option<u64>| limit.map(|limit| limit.min(TOKENS_MAX));
+        let model = match self.scope {
+            Of::Model(model) => model,
+            Of::Key(_) | Of::Account => "",
         };
         // More tokens than a minute has take the whole minute.
         let tokens = tokens_per_minute.map_or(admission.tokens, |limit| admission.tokens.min(limit));
-        args.push(self.scope.name(AccountId(admission.hold.account)).into_bytes());
-        args.push(model);
-        args.push(number(*requests_per_minute));
-        args.push(number(*tokens_per_minute));
-        args.push(number(Some(tokens)));
-        args.push(number(*concurrency));
-        args.push(budgets.len().to_string().into_bytes());
+        words.show(Name(self.scope, AccountId(admission.hold.account)));
+        words.push(model.as_bytes());
+        words.show_some(number(*requests_per_minute));
+        words.show_some(number(*tokens_per_minute));
+        words.show_some(number(Some(tokens)));
+        words.show_some(number(*concurrency));
+        words.show(budgets.len());
         for budget in budgets {
             let (begins_ms, ends_ms) = budget.window(admission.hold.at_ms);
             let before = budget.window(begins_ms.saturating_sub(1)).0;
             // What may be spent already so that this call still fits; nothing at all when it is too much alone.
             let room = budget.amount.checked_sub(Amount::from_nano(admission.hold.amount.max(0)));
             let room = room.filter(|room| *room >= Amount::ZERO).map(|room| room.min(AMOUNT_MAX));
-            args.push(window_name(budget.period, begins_ms).into_bytes());
-            args.push(window_name(budget.period, before).into_bytes());
-            args.push(room.map(|room| room.nano().to_string().into_bytes()).unwrap_or_default());
-            args.push(kept_until(begins_ms, ends_ms).to_string().into_bytes());
+            words.show(Window(budget.period, begins_ms));
+            words.show(Window(budget.period, before));
+            words.show_some(room.map(Amount::nano));
+            words.show(kept_until(begins_ms, ends_ms));
         }
     }
 }
@@ -290,7 +343,7 @@ fn read(mut answer: Answer, admission: &Admission<'_>, parts: &[Part<'_>]) -> Re
                 let part = part(&mut answer, parts)?;
                 let budget = budget(&mut answer, part)?;
                 let (begins_ms, ends_ms) = budget.window(admission.hold.at_ms);
-                let scope = part.scope.clone();
+                let scope = part.scope.scope();
                 unknown.push(UnknownBudget { scope, period: budget.period, begins_ms, ends_ms });
             }
             Err(RedisDeny::BudgetUnknown(unknown))
@@ -314,10 +367,14 @@ fn budget<'a>(answer: &mut Answer, part: &'a Part<'a>) -> Result<&'a Budget, Red
     part.limits.budgets.get(index.wrapping_sub(1)).ok_or(RedisError::Unreadable)
 }
 
-/// Requests and tokens of key and account; of each the one with less left.
+/// Requests and tokens of key and account; of each the one with less left. As `standing` in `library.lua` writes them.
 fn standings(answer: &mut Answer, scopes: &Scopes) -> Result<Standings, RedisError> {
+    let text = answer.text()?;
+    let mut numbers = text.split(' ');
     let mut standing = |limit: Option<u64>| -> Result<Option<Standing>, RedisError> {
-        let (sum, reset) = (answer.text()?, answer.text()?);
+        let (Some(sum), Some(reset)) = (numbers.next(), numbers.next()) else {
+            return Err(RedisError::Unreadable);
+        };
         let Some(limit) = limit else { return Ok(None) };
         let sum: u64 = sum.parse().map_err(|_| RedisError::Unreadable)?;
         let reset_ms: u64 = reset.parse().map_err(|_| RedisError::Unreadable)?;
@@ -332,20 +389,9 @@ fn standings(answer: &mut Answer, scopes: &Scopes) -> Result<Standings, RedisErr
     Ok((tighter(key.0, account.0), tighter(key.1, account.1)))
 }
 
-fn record_of(admission: &Admission<'_>) -> Result<Vec<u8>, RedisError> {
-    let mut bytes = vec![];
+fn record_of(admission: &Admission<'_>, out: &mut Vec<u8>) -> Result<(), RedisError> {
     let hold = Hold { pool: Some(admission.pool), ..admission.hold.clone() };
-    record::encode(&Record::of_hold(hold), &mut bytes).map_err(|_| RedisError::NoSuch)?;
-    Ok(bytes)
-}
-
-/// A window's part of a key's name.
-fn window_name(period: Period, begins_ms: i64) -> String {
-    let period = match period {
-        Period::Day => 'd',
-        Period::Month => 'm',
-    };
-    format!("{period}{begins_ms}")
+    record::encode(&Record::of_hold(hold), out).map_err(|_| RedisError::NoSuch)
 }
 
 /// A counter is kept for one more window than its own, so that the next one knows that nothing came before it.
@@ -354,6 +400,6 @@ fn kept_until(begins_ms: i64, ends_ms: i64) -> i64 {
 }
 
 /// A hold's name in Redis.
-pub(super) fn hold_name(id: u128) -> Vec<u8> {
-    format!("{id:032x}").into_bytes()
+pub(super) fn hold_name(id: u128) -> impl Display {
+    fmt::from_fn(move |f| write!(f, "{id:032x}"))
 }

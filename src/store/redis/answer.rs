@@ -1,7 +1,5 @@
 //! What a verb answers: a word, and flat texts behind it.
 
-use std::collections::VecDeque;
-
 use filters::money::Amount;
 use redis::Value;
 
@@ -10,20 +8,14 @@ use super::{RedisError, RunId};
 
 pub(super) struct Answer {
     pub(super) word: String,
-    rest: VecDeque<Vec<u8>>,
+    rest: std::vec::IntoIter<Value>,
 }
 
 impl Answer {
     pub(super) fn read(value: Value) -> Result<Self, RedisError> {
         let Value::Array(values) = value else { return Err(RedisError::Unreadable) };
-        let texts = values.into_iter().map(|value| match value {
-            Value::BulkString(bytes) => Ok(bytes),
-            Value::SimpleString(text) => Ok(text.into_bytes()),
-            _ => Err(RedisError::Unreadable),
-        });
-        let mut rest = texts.collect::<Result<VecDeque<_>, _>>()?;
-        let word = rest.pop_front().ok_or(RedisError::Unreadable)?;
-        let word = String::from_utf8(word).map_err(|_| RedisError::Unreadable)?;
+        let mut rest = values.into_iter();
+        let word = text(rest.next().ok_or(RedisError::Unreadable)?)?;
         Ok(Self { word, rest })
     }
 
@@ -45,15 +37,15 @@ impl Answer {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.rest.is_empty()
+        self.rest.len() == 0
     }
 
     pub(super) fn bytes(&mut self) -> Result<Vec<u8>, RedisError> {
-        self.rest.pop_front().ok_or(RedisError::Unreadable)
+        bytes(self.rest.next().ok_or(RedisError::Unreadable)?)
     }
 
     pub(super) fn text(&mut self) -> Result<String, RedisError> {
-        String::from_utf8(self.bytes()?).map_err(|_| RedisError::Unreadable)
+        text(self.rest.next().ok_or(RedisError::Unreadable)?)
     }
 
     pub(super) fn number<T: std::str::FromStr>(&mut self) -> Result<T, RedisError> {
@@ -63,4 +55,16 @@ impl Answer {
     pub(super) fn amount(&mut self) -> Result<Amount, RedisError> {
         self.number().map(Amount::from_nano)
     }
+}
+
+fn bytes(value: Value) -> Result<Vec<u8>, RedisError> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.into_bytes()),
+        _ => Err(RedisError::Unreadable),
+    }
+}
+
+fn text(value: Value) -> Result<String, RedisError> {
+    String::from_utf8(bytes(value)?).map_err(|_| RedisError::Unreadable)
 }

@@ -3,14 +3,15 @@
 -- All keys of a shard begin with `base`, which holds the shard's hash tag, so that they share one slot and one server:
 --   money    hash    run, epoch: which process may spend this, and under which number; and of each account
 --                    i installed, a available, h held, c captured, r recalled: i = a + h + c + r
---   outbox   stream  r: the record for the ledger; p: held, cost and shortfall, or, of a hold that was reaped,
+--   outbox   stream  ends that the ledger may not have: r: the record for the ledger; p: held, cost and shortfall, or, of a hold that was reaped,
 --                    'X', its boot and what its call had cost
 --   revoked  set     digests of keys
 --   w:<scope>  string  two sliding minutes, requests and tokens, in doubles
 --   r:<scope>  zset    calls that run, by when they are given up
 --   b:<scope>:<window>  string  money spent or reserved in a budget's window
 -- and of each epoch, so that no other can find them:
---   holds:<epoch>  hash  hold -> 'O' and what it took while it is open, then 'E' or 'X' and how it ended
+--   holds:<epoch>  hash  hold -> 'O' and what it took while it is open, then 'E' or 'X' and how it ended, and which
+--                        entry of the outbox says so
 --   due:<epoch>    zset  open holds by deadline
 --   costs:<epoch>  hash  hold -> what its call has cost so far
 --   ended:<epoch>  zset  ended holds by when they are forgotten
@@ -163,9 +164,9 @@ local function correct(key, at, then_ms, reserved, used)
   end
 end
 
--- What counts, and milliseconds until none of it does.
+-- What counts, and milliseconds until none of it does, as `standings` in `admit.rs` reads them.
 local function standing(window)
-  if not window then return '', '' end
+  if not window then return '- -' end
   local latest = window.latest
   if not latest then
     for second = math.floor(window.now / 1000), window.first, -1 do
@@ -176,7 +177,7 @@ local function standing(window)
       end
     end
   end
-  return text(window.sum), text(latest and latest + SPAN_MS - window.now or 0)
+  return text(window.sum) .. ' ' .. text(latest and latest + SPAN_MS - window.now or 0)
 end
 
 -- A hold's scopes as `scopes_of` in `admit.rs` writes them: key, account, then models.
@@ -238,12 +239,12 @@ local function over(scope, index, now, unknown)
 end
 
 local function admitted(scopes, available)
-  local answer = { 'OK', available }
+  local standings = {}
   for index = 1, 2 do
-    answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_requests)
-    answer[#answer + 1], answer[#answer + 2] = standing(scopes[index].of_tokens)
+    standings[#standings + 1] = standing(scopes[index].of_requests)
+    standings[#standings + 1] = standing(scopes[index].of_tokens)
   end
-  return answer
+  return { 'OK', available, table.concat(standings, ' ') }
 end
 
 -- epoch hold amount account boot lifetime_ms digest record model scopes...
@@ -380,9 +381,10 @@ function verbs.settle(base, args)
   less(money, 'c' .. account, shortfall)
 
   local parts = amount .. ' ' .. cost .. ' ' .. shortfall
-  if record ~= '' then redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', parts) end
+  local entry = ''
+  if record ~= '' then entry = ' ' .. redis.call('XADD', base .. ':outbox', '*', 'r', record, 'p', parts) end
   give_back(base, id, taken, amount, cost, shortfall, model, tokens)
-  close(keys, id, 'E' .. parts, now)
+  close(keys, id, 'E' .. parts .. entry, now)
   return { 'OK', parts }
 end
 
@@ -503,7 +505,39 @@ function verbs.spent(base, args)
   return { 'OK' }
 end
 
--- consumer count idle_ms
+-- How many entries nobody has read yet are as old as that, `most` at most.
+local function unread(key, fresh_ms, most)
+  if fresh_ms == '0' then return most end
+  -- By the clock that numbers a stream's entries.
+  local before = text(redis.call('TIME')[1] * 1000 - tonumber(fresh_ms))
+  local read = '0-0'
+  local groups = redis.call('XINFO', 'GROUPS', key)
+  for _, group in ipairs(groups) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then read = group[i + 1] end
+    end
+  end
+  return #redis.call('XRANGE', key, '(' .. read, before, 'COUNT', most)
+end
+
+-- epoch holds...: the ledger has the ends of these, from the node that ended them
+function verbs.booked(base, args)
+  local refused = stale(base, args[1])
+  if refused then return refused end
+  local entries = {}
+  for _, known in ipairs(redis.call('HMGET', of_epoch(base, args[1]).holds, unpack(args, 2))) do
+    entries[#entries + 1] = known and string.match(known, '^E.* (%d+%-%d+)$') or nil
+  end
+  if #entries > 0 then
+    local key = base .. ':outbox'
+    -- Nobody has read it where there is no group yet.
+    redis.pcall('XACK', key, 'ledger', unpack(entries))
+    redis.call('XDEL', key, unpack(entries))
+  end
+  return { 'OK' }
+end
+
+-- consumer count idle_ms fresh_ms: what nobody has read yet is read once it is that old
 function verbs.outbox(base, args)
   local key, consumer, most = base .. ':outbox', args[1], tonumber(args[2])
   local found = { 'OK' }
@@ -514,6 +548,7 @@ function verbs.outbox(base, args)
   -- Its own first: what it has read before and not acknowledged, and what others left.
   for _, from in ipairs({ '0', '>' }) do
     local rest = most - (#found - 1) / 3
+    if from == '>' and rest > 0 then rest = unread(key, args[4], rest) end
     local streams = rest > 0
       and redis.call('XREADGROUP', 'GROUP', 'ledger', consumer, 'COUNT', rest, 'STREAMS', key, from)
     for _, entry in ipairs(streams and streams[1][2] or {}) do

@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use redis::Cmd;
 use sha2::{Digest as _, Sha256};
 
+use super::words::Words;
 use crate::digits::first_digits;
 
 /// The verbs: those on money, and those of `fleet`.
@@ -90,22 +91,18 @@ impl Library {
     }
 
     /// One call.
-    pub(super) fn call(&self, dialect: Dialect, verb: &str, key: &str, args: &[Vec<u8>]) -> Cmd {
-        let mut cmd;
+    pub(super) fn call(&self, dialect: Dialect, verb: &str, key: &str, words: &Words) -> Cmd {
+        let mut cmd = words.room();
         match dialect {
             Dialect::Functions => {
-                cmd = redis::cmd("FCALL");
-                cmd.arg(format!("{}_{verb}", self.name)).arg(1).arg(key);
+                cmd.arg("FCALL").arg(format!("{}_{verb}", self.name)).arg(1).arg(key);
             }
             Dialect::Scripts => {
                 let script = if GROWS.contains(&verb) { &self.growing } else { &self.other };
-                cmd = redis::cmd("EVALSHA");
-                cmd.arg(&script.digest).arg(1).arg(key).arg(verb);
+                cmd.arg("EVALSHA").arg(&script.digest).arg(1).arg(key).arg(verb);
             }
         }
-        for arg in args {
-            cmd.arg(arg);
-        }
+        words.add_to(&mut cmd);
         cmd
     }
 }

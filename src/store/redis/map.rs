@@ -59,7 +59,9 @@ impl Map {
             };
             // An error of the client may quote the URL, with its password.
             let client = client.map_err(|_| anyhow::anyhow!("a URL in store.redis.urls cannot be read"))?;
-            anyhow::Ok(client.get_connection_info().clone())
+            // A command must not wait for the answer to the one before it.
+            let settings = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+            anyhow::Ok(client.get_connection_info().clone().set_tcp_settings(settings))
         });
         let named = named.collect::<anyhow::Result<Vec<_>>>()?;
         let map = Self {

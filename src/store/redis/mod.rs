@@ -34,12 +34,14 @@
 mod admit;
 mod answer;
 mod library;
+mod links;
 mod map;
 mod node;
 mod outbox;
 mod pools;
 mod settle;
 mod shared;
+mod words;
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,6 +63,7 @@ use answer::Answer;
 use library::Library;
 use map::{Map, slot_of};
 use node::{Fault, Lane, Node};
+use words::Words;
 
 use crate::config::checked;
 
@@ -239,10 +242,15 @@ impl Redis {
 
     /// One verb on one shard.
     async fn verb(&self, lane: Lane, shard: u16, verb: &str, args: &[Vec<u8>]) -> Result<Answer, RedisError> {
+        self.ask(lane, shard, verb, &Words::of(args)).await
+    }
+
+    /// The same, for those that come with every call.
+    async fn ask(&self, lane: Lane, shard: u16, verb: &str, words: &Words) -> Result<Answer, RedisError> {
         let key = self.base(shard);
         let sent = |node: Arc<Node>, asking| {
             let key = key.as_str();
-            async move { node.call(lane, verb, key, args, asking).await }
+            async move { node.call(lane, verb, key, words, asking).await }
         };
         Answer::read(self.route(lane, &key, sent).await?)
     }
@@ -292,8 +300,8 @@ fn base_of(prefix: &str, shard: u16) -> String {
 }
 
 /// A decimal text that the verbs take; `None`: below zero, or more than a pool can hold.
-fn money(amount: Amount) -> Option<Vec<u8>> {
-    (Amount::ZERO..=AMOUNT_MAX).contains(&amount).then(|| amount.nano().to_string().into_bytes())
+fn money(amount: Amount) -> Option<i64> {
+    (Amount::ZERO..=AMOUNT_MAX).contains(&amount).then(|| amount.nano())
 }
 
 fn millis(span: Duration) -> Vec<u8> {

@@ -5,7 +5,8 @@
 //! request path, connects, loads the verbs, asks for a `PING` and closes it. A server that has not answered yet
 //! counts as open.
 //!
-//! Two connections: what reads much at once must not stand before a request's command.
+//! Requests have connections of their own, one for each thread that serves (see `links`), beside one for everything else:
+//! what reads much at once must not stand before a request's command.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,8 @@ use tokio::sync::{Mutex, Notify};
 
 use super::RedisError;
 use super::library::{Dialect, Library};
+use super::links::{Links, Mine, Owner};
+use super::words::Words;
 
 /// Off the request path a server may take its time: connections, probes, outbox.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -41,7 +44,7 @@ pub(super) struct Node {
     client: Client,
     library: Arc<Library>,
     timeout: Duration,
-    request: ArcSwapOption<MultiplexedConnection>,
+    links: Links,
     background: ArcSwapOption<MultiplexedConnection>,
     open: AtomicBool,
     scripts: AtomicBool,
@@ -83,7 +86,7 @@ impl Node {
             client,
             library,
             timeout,
-            request: ArcSwapOption::empty(),
+            links: Links::new(),
             background: ArcSwapOption::empty(),
             open: AtomicBool::new(true),
             scripts: AtomicBool::new(false),
@@ -108,11 +111,11 @@ impl Node {
     }
 
     /// Sends one command, if the breaker lets it.
-    pub(super) async fn send(&self, lane: Lane, cmd: &Cmd, asking: bool) -> Result<Value, Fault> {
+    pub(super) async fn send(self: &Arc<Self>, lane: Lane, cmd: &Cmd, asking: bool) -> Result<Value, Fault> {
         if self.is_open() {
             return Err(RedisError::Open.into());
         }
-        let Some(mut link) = self.link(lane) else { return Err(RedisError::Open.into()) };
+        let mut link = self.link(lane).ok_or(RedisError::Open)?;
         let answer = if asking {
             let mut both = redis::pipe();
             both.cmd("ASKING").ignore().add_command(cmd.clone());
@@ -125,35 +128,42 @@ impl Node {
 
     /// Calls a verb; takes it in again where a flush has thrown it away, since nothing ran then.
     pub(super) async fn call(
-        &self,
+        self: &Arc<Self>,
         lane: Lane,
         verb: &str,
         key: &str,
-        args: &[Vec<u8>],
+        words: &Words,
         asking: bool,
     ) -> Result<Value, Fault> {
         let loaded = self.loaded.load(Ordering::Acquire);
-        let cmd = self.library.call(self.dialect(), verb, key, args);
+        let cmd = self.library.call(self.dialect(), verb, key, words);
         match self.send(lane, &cmd, asking).await {
             Err(Fault::NoLibrary) => {
                 self.load_again(lane, loaded).await?;
-                let cmd = self.library.call(self.dialect(), verb, key, args);
+                let cmd = self.library.call(self.dialect(), verb, key, words);
                 self.send(lane, &cmd, asking).await
             }
             answered => answered,
         }
     }
 
-    /// Looks whether the connections are still there; opens the breaker if not. One that is slow is left to the
-    /// requests, which have a measure for it.
+    /// Looks whether the connections are still there; opens the breaker if those are not that all share. One that is
+    /// slow is left to the requests, which have a measure for it.
     pub(super) async fn probe(&self) -> bool {
-        for lane in [Lane::Background, Lane::Request] {
-            let Some(mut link) = self.link(lane) else { return false };
+        for link in [self.background(), self.links.shared()] {
+            let Some(mut link) = link else { return false };
             if let Err(error) = redis::cmd("PING").query_async::<Value>(&mut link).await
                 && !error.is_timeout()
             {
                 let _opened = self.fault(&error);
                 return false;
+            }
+        }
+        for (owner, mut link) in self.links.owned() {
+            let answer = redis::cmd("PING").query_async::<Value>(&mut link).await;
+            if answer.is_err_and(|error| !error.is_timeout()) {
+                // The server is there: this one broke, or its thread has ended.
+                self.links.lose(owner);
             }
         }
         true
@@ -168,7 +178,7 @@ impl Node {
         let mended = self.try_mend().await;
         if mended.is_err() {
             // What hangs or is lost is not asked again.
-            self.request.store(None);
+            self.links.clear();
             self.background.store(None);
         } else {
             self.open.store(false, Ordering::Release);
@@ -194,12 +204,14 @@ impl Node {
     async fn try_mend(&self) -> Result<(), RedisError> {
         let error = |error: &redis::RedisError| read(error).into_error();
         let mut fresh = None;
-        for (place, timeout) in [(&self.background, PATIENCE), (&self.request, self.timeout)] {
-            if place.load().is_none() {
-                let link = self.connect(timeout).await.map_err(|e| error(&e))?;
-                place.store(Some(Arc::new(link)));
-                fresh = self.link(Lane::Background);
-            }
+        if self.background.load().is_none() {
+            let link = self.connect(PATIENCE).await.map_err(|e| error(&e))?;
+            fresh = Some(link.clone());
+            self.background.store(Some(Arc::new(link)));
+        }
+        if self.links.shared().is_none() {
+            self.links.share(self.connect(self.timeout).await.map_err(|e| error(&e))?);
+            fresh = self.background();
         }
         if let Some(mut link) = fresh {
             let info: String =
@@ -209,8 +221,8 @@ impl Node {
             }
             self.load(&mut link).await.map_err(|e| error(&e))?;
         }
-        for lane in [Lane::Background, Lane::Request] {
-            let mut link = self.link(lane).ok_or(RedisError::Open)?;
+        for link in [self.background(), self.links.shared()] {
+            let mut link = link.ok_or(RedisError::Open)?;
             redis::cmd("PING").query_async::<Value>(&mut link).await.map_err(|e| error(&e))?;
         }
         Ok(())
@@ -225,7 +237,7 @@ impl Node {
     }
 
     /// Takes the verbs in again, unless somebody has since a look at `loaded`.
-    async fn load_again(&self, lane: Lane, loaded: u64) -> Result<(), Fault> {
+    async fn load_again(self: &Arc<Self>, lane: Lane, loaded: u64) -> Result<(), Fault> {
         let _one_at_a_time = self.loading.lock().await;
         if self.loaded.load(Ordering::Acquire) != loaded {
             return Ok(());
@@ -254,12 +266,28 @@ impl Node {
         Ok(())
     }
 
-    fn link(&self, lane: Lane) -> Option<MultiplexedConnection> {
-        let place = match lane {
-            Lane::Request => &self.request,
-            Lane::Background => &self.background,
-        };
-        place.load().as_deref().cloned()
+    fn background(&self) -> Option<MultiplexedConnection> {
+        self.background.load().as_deref().cloned()
+    }
+
+    /// The connection to take.
+    fn link(self: &Arc<Self>, lane: Lane) -> Option<MultiplexedConnection> {
+        if lane == Lane::Background {
+            return self.background();
+        }
+        match self.links.mine() {
+            Mine::Ready(link) => Some(link),
+            Mine::None => None,
+            Mine::Wanting(me, link) => {
+                let making = Making { node: Arc::clone(self), owner: me };
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "it ends by itself, since every step has its time, or with the runtime that would drive it"
+                )]
+                drop(tokio::spawn(making.run()));
+                Some(link)
+            }
+        }
     }
 
     /// Reads an error, and opens the breaker where it says so.
@@ -267,7 +295,7 @@ impl Node {
         let fault = read(error);
         match &fault {
             Fault::Other(RedisError::Lost) => {
-                self.request.store(None);
+                self.links.clear();
                 self.background.store(None);
                 self.trip();
             }
@@ -280,6 +308,30 @@ impl Node {
     fn trip(&self) {
         self.open.store(true, Ordering::Release);
         self.tripped.notify_one();
+    }
+}
+
+/// Makes a thread's own connection, on the runtime that will drive it.
+struct Making {
+    node: Arc<Node>,
+    owner: Owner,
+}
+
+impl Making {
+    async fn run(self) {
+        match self.node.connect(self.node.timeout).await {
+            Ok(link) => self.node.links.made(self.owner, link),
+            Err(error) => {
+                tracing::debug!(%error, "a thread goes on with the connection to redis that all share");
+                tokio::time::sleep(PATIENCE).await;
+            }
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        self.node.links.may_make(self.owner);
     }
 }
 

@@ -4,14 +4,19 @@
 
 use std::time::Duration;
 
+use super::admit::hold_name;
 use super::node::Lane;
 use super::settle::parts;
+use super::words::Words;
 use super::{Answer, Redis, RedisError, SHARDS, millis, shard_of};
 use crate::journal::record::{self, Record};
-use crate::journal::{Hold, Settled};
+use crate::journal::{Hold, Pool, Settled};
 use data_encoding::HEXLOWER;
 use filters::ids::{AccountId, KeyDigest};
 use filters::money::Amount;
+
+/// What one command acknowledges, at most.
+const AT_ONCE: usize = 128;
 
 /// How a hold ended, with its place in the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +44,8 @@ pub enum End {
 
 impl Redis {
     /// What the ledger does not have yet, as far as this consumer knows: first what it has read before and not
-    /// acknowledged, and what others have read and not acknowledged for as long as `idle`; then what is new. At most
-    /// `limit` of each shard.
+    /// acknowledged, and what others have read and not acknowledged for as long as `idle`; then what is new, once it is
+    /// as old as `fresh`: before that it is left to the node that ended it. At most `limit` of each shard.
     ///
     /// # Errors
     /// When no shard can be read; those that can be read are.
@@ -50,8 +55,10 @@ impl Redis {
         shards: &[u16],
         limit: u32,
         idle: Duration,
+        fresh: Duration,
     ) -> Result<Vec<Outgoing>, RedisError> {
-        let args = [consumer.as_bytes().to_vec(), limit.to_string().into_bytes(), millis(idle)];
+        let args =
+            [consumer.as_bytes().to_vec(), limit.to_string().into_bytes(), millis(idle), millis(fresh)];
         let args = &args;
         let reads = shards.iter().map(|shard| async move {
             let answer = self.verb(Lane::Background, *shard, "outbox", args).await?.good()?;
@@ -72,12 +79,27 @@ impl Redis {
         if any { Ok(found) } else { result.map(|()| found) }
     }
 
+    /// The ledger has the ends of these holds, which this node has ended. Of one that Redis has not heard the end of yet
+    /// the entry stays, until somebody reads it.
+    ///
+    /// # Errors
+    /// [`RedisError`]; their entries stay then.
+    pub async fn booked(&self, pool: Pool, holds: &[u128]) -> Result<(), RedisError> {
+        for batch in holds.chunks(AT_ONCE) {
+            let mut words = Words::default();
+            words.show(pool.epoch);
+            batch.iter().for_each(|hold| words.show(hold_name(*hold)));
+            self.ask(Lane::Background, pool.shard, "booked", &words).await?.good()?;
+        }
+        Ok(())
+    }
+
     /// The ledger has these.
     ///
     /// # Errors
     /// [`RedisError`]; they are read again then, which the ledger passes over.
     pub async fn outbox_acknowledge(&self, shard: u16, ids: &[String]) -> Result<(), RedisError> {
-        for batch in ids.chunks(128) {
+        for batch in ids.chunks(AT_ONCE) {
             let args: Vec<Vec<u8>> = batch.iter().map(|id| id.clone().into_bytes()).collect();
             self.verb(Lane::Background, shard, "acknowledge", &args).await?.good()?;
         }

@@ -9,6 +9,7 @@ use filters::ids::AccountId;
 use filters::money::Amount;
 
 use super::node::Lane;
+use super::words::Words;
 use super::{Redis, RedisError, RunId, SHARDS, money, shard_of};
 use crate::journal::Pool;
 
@@ -126,8 +127,8 @@ impl Redis {
         pool: Pool,
         total: Amount,
     ) -> Result<Installed, RedisError> {
-        let text = money(total).ok_or(RedisError::NoSuch)?;
-        let mut answer = self.of_pool(Lane::Background, "install", account, pool, Some(text)).await?;
+        let total_nano = money(total).ok_or(RedisError::NoSuch)?;
+        let mut answer = self.of_pool(Lane::Background, "install", account, pool, Some(total_nano)).await?;
         let before = answer.amount()?;
         Ok(Installed { added: total.less(before), total: total.max(before) })
     }
@@ -142,8 +143,8 @@ impl Redis {
         pool: Pool,
         at_most: Amount,
     ) -> Result<Recalled, RedisError> {
-        let text = money(at_most).ok_or(RedisError::NoSuch)?;
-        let mut answer = self.of_pool(Lane::Background, "recall", account, pool, Some(text)).await?;
+        let most = money(at_most).ok_or(RedisError::NoSuch)?;
+        let mut answer = self.of_pool(Lane::Background, "recall", account, pool, Some(most)).await?;
         Ok(Recalled { now: answer.amount()?, in_all: answer.amount()? })
     }
 
@@ -168,13 +169,17 @@ impl Redis {
         verb: &str,
         account: AccountId,
         pool: Pool,
-        amount: Option<Vec<u8>>,
+        amount: Option<i64>,
     ) -> Result<super::Answer, RedisError> {
         if pool.shard != shard_of(account) {
             return Err(RedisError::NoSuch);
         }
-        let mut args = vec![pool.epoch.to_string().into_bytes(), account.0.to_string().into_bytes()];
-        args.extend(amount);
-        self.verb(lane, pool.shard, verb, &args).await?.good()
+        let mut words = Words::default();
+        words.show(pool.epoch);
+        words.show(account);
+        if let Some(amount) = amount {
+            words.show(amount);
+        }
+        self.ask(lane, pool.shard, verb, &words).await?.good()
     }
 }

@@ -7,10 +7,16 @@ use filters::money::{Amount, Settlement};
 
 use super::admit::hold_name;
 use super::node::Lane;
-use super::{AMOUNT_MAX, Answer, Redis, RedisError, millis, money, shard_of};
+use super::words::Words;
+use super::{AMOUNT_MAX, Answer, Redis, RedisError, money, shard_of};
 use crate::journal::record::{self, Record};
 use crate::journal::{Pool, Settled};
 
+/// What an end is made of. Most find room in that at once.
+const WORDS: usize = 6;
+const BYTES: usize = 512;
+/// Lua counts tokens in doubles, and a minute's sum has room above it.
+const TOKENS_MAX: u64 = 1 << 48;
 /// Holds that one command touches, at most.
 const TOUCHES_MAX: usize = 128;
 
@@ -94,12 +100,14 @@ impl Redis {
     ) -> Result<Vec<HoldId>, RedisError> {
         let mut closed = vec![];
         for batch in touches.chunks(TOUCHES_MAX) {
-            let mut args = vec![pool.epoch.to_string().into_bytes(), millis(lifetime)];
+            let mut words = Words::default();
+            words.show(pool.epoch);
+            words.show(lifetime.as_millis());
             for Touch { hold, cost } in batch {
-                args.push(hold_name(hold.0));
-                args.push(money((*cost).clamp(Amount::ZERO, AMOUNT_MAX)).unwrap_or_default());
+                words.show(hold_name(hold.0));
+                words.show((*cost).clamp(Amount::ZERO, AMOUNT_MAX).nano());
             }
-            let answer = self.verb(Lane::Background, pool.shard, "touch", &args).await?.good()?;
+            let answer = self.ask(Lane::Background, pool.shard, "touch", &words).await?.good()?;
             closed.extend(holds(answer)?);
         }
         Ok(closed)
@@ -111,20 +119,20 @@ impl Redis {
         }
         // What no pool can hold is missing anyhow.
         let cost = end.cost.clamp(Amount::ZERO, AMOUNT_MAX);
-        let mut bytes = vec![];
-        if let Some(settled) = end.record {
-            let settled = Settled { pool: Some(pool), ..settled.clone() };
-            record::encode(&Record::of_settled(settled), &mut bytes).map_err(|_| RedisError::NoSuch)?;
-        }
-        let args = [
-            pool.epoch.to_string().into_bytes(),
-            hold_name(end.hold),
-            money(cost).ok_or(RedisError::NoSuch)?,
-            end.model.as_bytes().to_vec(),
-            end.tokens.min(1 << 48).to_string().into_bytes(),
-            bytes,
-        ];
-        let mut answer = self.verb(lane, pool.shard, "settle", &args).await?;
+        let mut words = Words::with_capacity(WORDS, BYTES);
+        words.show(pool.epoch);
+        words.show(hold_name(end.hold));
+        words.show(money(cost).ok_or(RedisError::NoSuch)?);
+        words.push(end.model.as_bytes());
+        words.show(end.tokens.min(TOKENS_MAX));
+        words.push_with(|out| match end.record {
+            Some(settled) => {
+                let settled = Settled { pool: Some(pool), ..settled.clone() };
+                record::encode(&Record::of_settled(settled), out).map_err(|_| RedisError::NoSuch)
+            }
+            None => Ok(()),
+        })?;
+        let mut answer = self.ask(lane, pool.shard, "settle", &words).await?;
         match answer.word.as_str() {
             "UNKNOWN" => Ok(Ended::Unknown),
             "OK" => {

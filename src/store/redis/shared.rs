@@ -130,7 +130,7 @@ impl Redis {
     }
 }
 
-async fn check(node: &Node) -> Result<Vec<Warning>, RedisError> {
+async fn check(node: &std::sync::Arc<Node>) -> Result<Vec<Warning>, RedisError> {
     let mut cmd = redis::cmd("INFO");
     cmd.arg("everything");
     let info = node.send(Lane::Background, &cmd, false).await.map_err(super::Fault::into_error)?;

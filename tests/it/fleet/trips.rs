@@ -20,13 +20,14 @@ use crate::support::{Call, Setup, redis, script, upstream, whole_request};
 /// What callers may cause.
 const ON_THE_PATH: [&str; 2] = ["admit", "settle"];
 /// What tasks do by the clock, or ahead of need: batched, and not more of it with more calls.
-const BEHIND: [&str; 16] = [
+const BEHIND: [&str; 19] = [
     "touch",
     "reap",
     "fence",
     "mark",
     "outbox",
     "acknowledge",
+    "booked",
     "install",
     "pool",
     "tell",
@@ -37,6 +38,9 @@ const BEHIND: [&str; 16] = [
     "INFO",
     "XLEN",
     "PUBLISH",
+    // A thread's first command has a connection made for the next ones.
+    "HELLO",
+    "CLIENT",
 ];
 
 /// Everything that a server is told.

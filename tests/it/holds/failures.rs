@@ -35,13 +35,13 @@ async fn mark(redis: &Redis, epoch: i64) -> RunId {
     fence.run
 }
 
-async fn funded(redis: &Redis, epoch: i64, total: i64) -> RunId {
+pub(super) async fn funded(redis: &Redis, epoch: i64, total: i64) -> RunId {
     let run = mark(redis, epoch).await;
     redis.install(ACCOUNT, pool(epoch), Amount::from_nano(total)).await.unwrap();
     run
 }
 
-async fn admit(redis: &Redis, epoch: i64, id: u128, amount: i64) -> Result<Standings, RedisDeny> {
+pub(super) async fn admit(redis: &Redis, epoch: i64, id: u128, amount: i64) -> Result<Standings, RedisDeny> {
     admit_within(redis, epoch, id, amount, &Scopes::default()).await
 }
 

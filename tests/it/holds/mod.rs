@@ -2,10 +2,12 @@
 //!
 //! Each server plays the same promises (`promises.rs`), and random histories side by side with
 //! `filters::purse::Purse`, which is what the embedded store is made of (`agree.rs`). Time is the test's: the verbs
-//! are loaded with another clock. What happens when servers fail is in `failures.rs`.
+//! are loaded with another clock. What happens when servers fail is in `failures.rs`, what becomes of connections in
+//! `links.rs`.
 
 mod agree;
 mod failures;
+mod links;
 mod promises;
 mod rig;
 

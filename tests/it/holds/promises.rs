@@ -278,7 +278,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
     empty_outbox(rig).await;
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![lost]));
     assert_eq!(rig.redis.reap(payer.pool, 10).await, Ok(vec![]));
-    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10, LIFETIME).await.unwrap();
+    let read = rig.redis.outbox_read("one", &[payer.pool.shard], 10, LIFETIME, Duration::ZERO).await.unwrap();
     rig.redis.outbox_acknowledge(payer.pool.shard, &[read[0].id.clone()]).await.unwrap();
     let told = End::Reaped { hold: payer.hold_at(lost, 100, placed_ms), boot: 7, cost: nano(33) };
     assert_eq!(read.into_iter().map(|outgoing| outgoing.end).collect::<Vec<_>>(), [told]);
@@ -294,7 +294,7 @@ async fn a_call_that_nobody_touches_leaves_its_slot_and_is_found(rig: &Rig) {
 /// Takes out what other promises have left.
 async fn empty_outbox(rig: &Rig) {
     let all: Vec<u16> = (0..256).collect();
-    for left in rig.redis.outbox_read("cleaner", &all, 1_000, Duration::ZERO).await.unwrap() {
+    for left in rig.redis.outbox_read("cleaner", &all, 1_000, Duration::ZERO, Duration::ZERO).await.unwrap() {
         rig.redis.outbox_acknowledge(left.shard, &[left.id]).await.unwrap();
     }
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
@@ -376,7 +376,9 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     let voided = payer.admit(money(1)).await.unwrap();
     rig.redis.void(payer.account, payer.pool, voided).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(4), "a void is nothing to book");
-    let read = async |who: &str, limit| rig.redis.outbox_read(who, &all, limit, LIFETIME).await.unwrap();
+    let read = async |who: &str, limit| {
+        rig.redis.outbox_read(who, &all, limit, LIFETIME, Duration::ZERO).await.unwrap()
+    };
     let first = read("one", 3).await;
     let records = |read: &[tollgate::store::redis::Outgoing]| {
         read.iter().map(|outgoing| outgoing.end.clone()).collect::<Vec<_>>()
@@ -392,12 +394,26 @@ async fn the_outbox_gives_everything_to_somebody(rig: &Rig) {
     rig.redis.outbox_acknowledge(shard, &ids).await.unwrap();
     let left = read("two", 10).await;
     assert_eq!(left.len(), 1);
-    assert_eq!(rig.redis.outbox_read("three", &all, 10, LIFETIME).await, Ok(vec![]));
-    let taken_over = rig.redis.outbox_read("three", &all, 10, Duration::ZERO).await.unwrap();
+    assert_eq!(rig.redis.outbox_read("three", &all, 10, LIFETIME, Duration::ZERO).await, Ok(vec![]));
+    let taken_over = rig.redis.outbox_read("three", &all, 10, Duration::ZERO, Duration::ZERO).await.unwrap();
     assert_eq!(taken_over, left, "whoever read it first is gone");
     assert_eq!(read("two", 10).await, []);
     rig.redis.outbox_acknowledge(shard, &[left[0].id.clone()]).await.unwrap();
     assert_eq!(rig.redis.outbox_length().await, Ok(0));
+
+    let (ended, open) = (payer.admit(money(1)).await.unwrap(), payer.admit(money(1)).await.unwrap());
+    payer.end(ended, 1).await;
+    let young = rig.redis.outbox_read("one", &all, 10, LIFETIME, LIFETIME).await;
+    assert_eq!(young, Ok(vec![]), "a young one is left to its node");
+    assert_eq!(rig.redis.outbox_length().await, Ok(1));
+    let never_seen = rig.hold_id();
+    rig.redis.booked(payer.pool, &[ended, open, never_seen].map(|id| id.0)).await.unwrap();
+    assert_eq!(rig.redis.outbox_length().await, Ok(0), "which says when it is booked");
+    payer.end(open, 1).await;
+    let late = read("one", 10).await;
+    assert_eq!(late.len(), 1, "what had not ended then is read");
+    rig.redis.booked(payer.pool, &[open.0]).await.unwrap();
+    assert_eq!(rig.redis.outbox_read("one", &all, 10, LIFETIME, Duration::ZERO).await, Ok(vec![]));
     assert_eq!(read("two", 10).await, []);
 }
 
