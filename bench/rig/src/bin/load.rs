@@ -5,6 +5,7 @@
 //! `sse` (--streams, --ramp-ms), `seq` (--count, --conns, --pause-ms).
 //! `--keys N` takes turns through the keys `sk-bench-0` to `sk-bench-N-1`; `--models-each PREFIX` (with `seq`)
 //! asks for another model with every request: a warm-up for `--model` first, then `PREFIX0`, `PREFIX1`, ...
+//! `--tls FOLDER` speaks HTTP/2 over TLS, eight callers on a connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,16 +15,34 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::client::conn::{http1, http2};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, body::Incoming};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rig::{mono_ns, take_stamps};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 use tokio::time::{sleep, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
 
-type Sender = SendRequest<Full<Bytes>>;
+/// Callers that share a connection of HTTP/2.
+const CALLERS_PER_CONNECTION: u64 = 8;
+
+enum Sender {
+    H1(http1::SendRequest<Full<Bytes>>),
+    H2(http2::SendRequest<Full<Bytes>>),
+}
+
+/// hyper's tasks of HTTP/2 run where the load does.
+#[derive(Clone)]
+struct Here;
+
+impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for Here {
+    fn execute(&self, task: F) {
+        tokio::task::spawn_local(task);
+    }
+}
 
 struct Opts {
     mode: String,
@@ -32,6 +51,9 @@ struct Opts {
     body: Bytes,
     keys: u64,
     turn: Cell<u64>,
+    tls: Option<TlsConnector>,
+    connected: Cell<u64>,
+    shared: Vec<Mutex<Option<http2::SendRequest<Full<Bytes>>>>>,
 }
 
 impl Opts {
@@ -50,7 +72,11 @@ impl Opts {
                 args.insert(key, value);
             }
         }
-        let mut o = Opts { mode, args, headers, body: Bytes::new(), keys: 0, turn: Cell::new(0) };
+        let tls = args.get("tls").map(|folder| rig::tls::connector(folder.as_ref()).map_err(|e| e.to_string()));
+        let (body, turn, connected, tls) = (Bytes::new(), Cell::new(0), Cell::new(0), tls.transpose()?);
+        let mut o = Opts { mode, args, headers, body, keys: 0, turn, tls, connected, shared: vec![] };
+        let callers = o.num("conns", 1.0).max(o.num("streams", 1.0)) as u64;
+        o.shared = (0..callers.div_ceil(CALLERS_PER_CONNECTION)).map(|_| Mutex::default()).collect();
         o.body = o.make_body(o.text("model", "gpt-4o-mini"));
         o.keys = o.num("keys", 0.0) as u64;
         Ok(o)
@@ -89,8 +115,13 @@ impl Opts {
             0 => "Bearer sk-bench".to_string(),
             n => format!("Bearer sk-bench-{}", self.turn.replace(self.turn.get() + 1) % n),
         };
-        let mut r = Request::post(self.text("path", "/v1/chat/completions"))
-            .header("host", format!("127.0.0.1:{}", self.text("port", "")))
+        let path = self.text("path", "/v1/chat/completions");
+        let host = format!("localhost:{}", self.text("port", ""));
+        let request = match self.tls {
+            Some(_) => Request::post(format!("https://{host}{path}")),
+            None => Request::post(path).header("host", host),
+        };
+        let mut r = request
             .header("content-type", "application/json")
             .header("authorization", key)
             .body(Full::new(body.clone()))
@@ -102,14 +133,33 @@ impl Opts {
     }
 
     async fn connect(&self) -> Result<Sender, String> {
-        let port = self.num("port", 0.0) as u16;
-        let tcp = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
-            .await
-            .map_err(|e| format!("connect: {}", e.kind()))?;
-        tcp.set_nodelay(true).map_err(|e| e.to_string())?;
-        let (sender, conn) = handshake(TokioIo::new(tcp)).await.map_err(|e| format!("handshake: {e}"))?;
+        let Some(tls) = &self.tls else {
+            let made = http1::handshake(TokioIo::new(self.tcp().await?)).await;
+            let (sender, conn) = made.map_err(|e| format!("handshake: {e}"))?;
+            tokio::task::spawn_local(conn);
+            return Ok(Sender::H1(sender));
+        };
+        let turn = self.connected.replace(self.connected.get() + 1);
+        let mut shared = self.shared[turn as usize % self.shared.len()].lock().await;
+        if let Some(open) = shared.as_ref().filter(|open| !open.is_closed()) {
+            return Ok(Sender::H2(open.clone()));
+        }
+        let name = "localhost".try_into().expect("a name");
+        let stream = tls.connect(name, self.tcp().await?).await.map_err(|e| format!("tls: {e}"))?;
+        let mut http = http2::Builder::new(Here);
+        let made = http.timer(TokioTimer::new()).handshake(TokioIo::new(stream)).await;
+        let (sender, conn) = made.map_err(|e| format!("handshake: {e}"))?;
         tokio::task::spawn_local(conn);
-        Ok(sender)
+        *shared = Some(sender.clone());
+        Ok(Sender::H2(sender))
+    }
+
+    async fn tcp(&self) -> Result<TcpStream, String> {
+        let port = self.num("port", 0.0) as u16;
+        let tcp = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
+        let tcp = tcp.map_err(|e| format!("connect: {}", e.kind()))?;
+        tcp.set_nodelay(true).map_err(|e| e.to_string())?;
+        Ok(tcp)
     }
 
     /// Sends one request on a kept connection, opening it if need be.
@@ -118,12 +168,25 @@ impl Opts {
     }
 
     async fn send_body(&self, conn: &mut Option<Sender>, body: &Bytes) -> Result<Response<Incoming>, String> {
-        if conn.as_ref().is_none_or(|c| c.is_closed()) {
+        let closed = conn.as_ref().is_none_or(|c| match c {
+            Sender::H1(sender) => sender.is_closed(),
+            Sender::H2(sender) => sender.is_closed(),
+        });
+        if closed {
             *conn = Some(self.connect().await?);
         }
-        let sender = conn.as_mut().expect("just set");
-        sender.ready().await.map_err(|e| format!("ready: {e}"))?;
-        sender.send_request(self.request(body)).await.map_err(|e| format!("send: {e}"))
+        let request = self.request(body);
+        let answer = match conn.as_mut().expect("just set") {
+            Sender::H1(sender) => {
+                sender.ready().await.map_err(|e| format!("ready: {e}"))?;
+                sender.send_request(request).await
+            }
+            Sender::H2(sender) => {
+                sender.ready().await.map_err(|e| format!("ready: {e}"))?;
+                sender.send_request(request).await
+            }
+        };
+        answer.map_err(|e| format!("send: {e}"))
     }
 }
 

@@ -1,18 +1,21 @@
 //! Mock LLM upstream: OpenAI chat completions, Anthropic messages, model list.
 //!
-//! `mock [--threads N] PORT[:SPEC]...` listens on 127.0.0.1. SPEC is
+//! `mock [--threads N] [--tls FOLDER] PORT[+TLS][:SPEC]...` listens on 127.0.0.1. SPEC is
 //! `key=value,...` (see [`Spec::set`]). A port's spec can be replaced while
 //! it runs with `PUT /_mock?SPEC` (which also zeroes its counters), and for
 //! one request with the header `x-mock: SPEC` or the query `?mock=SPEC`.
-//! `GET /_mock` shows the port's counters.
+//! `GET /_mock` shows the port's counters, `GET /_mock/times` when its latest requests came and its latest faults
+//! were answered, in nanoseconds of the system's clock. With `--tls FOLDER` a PORT may
+//! be PLAIN+TLS: the second one speaks HTTP/2 over TLS, and is the same port otherwise.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -22,10 +25,12 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rig::mono_ns;
 use rig::wire::{Api, Reply};
 use serde::Deserialize;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio_rustls::TlsAcceptor;
 
 /// How a port, or one request, is answered.
 #[derive(Clone, Debug)]
@@ -124,6 +129,19 @@ struct Port {
     faults: AtomicU64,
     /// Answers that the peer gave up on before they were complete.
     cancelled: AtomicU64,
+    came: Mutex<VecDeque<u64>>,
+    faulted: Mutex<VecDeque<u64>>,
+}
+
+/// Times of a port that are kept.
+const TIMES_MAX: usize = 4096;
+
+fn note(times: &Mutex<VecDeque<u64>>) {
+    let mut times = times.lock().unwrap();
+    if times.len() == TIMES_MAX {
+        times.pop_front();
+    }
+    times.push_back(mono_ns());
 }
 
 impl Port {
@@ -310,6 +328,12 @@ fn control(req: &Request<Incoming>, port: &Port) -> Response<Answer> {
             Err(e) => return json(400, e),
         }
         port.counters().iter().for_each(|(_, c)| c.store(0, Relaxed));
+        port.came.lock().unwrap().clear();
+        port.faulted.lock().unwrap().clear();
+    }
+    if req.uri().path().ends_with("/times") {
+        let (came, faulted) = (port.came.lock().unwrap(), port.faulted.lock().unwrap());
+        return json(200, format!("{{\"came\":{came:?},\"faulted\":{faulted:?}}}"));
     }
     let all: Vec<_> = port.counters().iter().map(|(k, c)| format!("\"{k}\":{}", c.load(Relaxed))).collect();
     json(200, format!("{{{}}}", all.join(",")))
@@ -321,7 +345,7 @@ async fn serve(
     socket: Arc<std::net::TcpStream>,
 ) -> Response<Answer> {
     let api = match (req.method(), req.uri().path()) {
-        (_, "/_mock") => return control(&req, &port),
+        (_, "/_mock" | "/_mock/times") => return control(&req, &port),
         (&Method::POST, p) if p.ends_with("/chat/completions") => Api::OpenAi,
         (&Method::POST, p) if p.ends_with("/messages") => Api::Anthropic,
         (&Method::GET, p) if p.ends_with("/models") => {
@@ -347,6 +371,7 @@ async fn serve(
     }
 
     let n = port.requests.fetch_add(1, Relaxed);
+    note(&port.came);
     let mut pending = Pending(port.clone(), false);
     let Ok(body) = req.into_body().collect().await else {
         return json(400, r#"{"error":{"message":"body cut short","type":"invalid_request_error"}}"#);
@@ -370,6 +395,9 @@ async fn serve(
 
     if !spec.ttfb.is_zero() {
         sleep(spec.ttfb).await;
+    }
+    if fault != Fault::None {
+        note(&port.faulted);
     }
     match fault {
         Fault::Hang => std::future::pending().await,
@@ -420,7 +448,7 @@ fn listener(port: u16) -> io::Result<std::net::TcpListener> {
     Ok(s.into())
 }
 
-async fn accept(number: u16, port: Arc<Port>) -> io::Result<()> {
+async fn accept(number: u16, port: Arc<Port>, tls: Option<TlsAcceptor>) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener(number)?)?;
     loop {
         let (stream, _) = listener.accept().await?;
@@ -429,15 +457,22 @@ async fn accept(number: u16, port: Arc<Port>) -> io::Result<()> {
         // A second handle on the socket, to turn a close into a reset.
         let stream = stream.into_std()?;
         let socket = Arc::new(stream.try_clone()?);
-        let io = TokioIo::new(tokio::net::TcpStream::from_std(stream)?);
-        let port = port.clone();
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        let (port, tls) = (port.clone(), tls.clone());
         tokio::spawn(async move {
             let service = hyper::service::service_fn(move |req| {
                 let answer = serve(req, port.clone(), socket.clone());
                 async move { Ok::<_, Infallible>(answer.await) }
             });
+            if let Some(tls) = tls {
+                let Ok(stream) = tls.accept(stream).await else { return };
+                let mut http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                http.timer(TokioTimer::new()).max_concurrent_streams(1024);
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+                return;
+            }
             let mut http = hyper::server::conn::http1::Builder::new();
-            let _ = http.timer(TokioTimer::new()).serve_connection(io, service).await;
+            let _ = http.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
@@ -445,24 +480,36 @@ async fn accept(number: u16, port: Arc<Port>) -> io::Result<()> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut threads = 1;
     let mut ports = Vec::new();
+    let mut tls = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         if arg == "--threads" {
             threads = args.next().ok_or("--threads: no number")?.parse()?;
             continue;
         }
+        if arg == "--tls" {
+            tls = Some(rig::tls::acceptor(args.next().ok_or("--tls: no folder")?.as_ref())?);
+            continue;
+        }
         let (number, spec) = arg.split_once(':').unwrap_or((&arg, ""));
+        let (number, secure) = number.split_once('+').map_or((number, None), |(a, b)| (a, Some(b)));
         let port = Port {
             spec: RwLock::new(Arc::new(Spec::default().set(spec)?)),
             conns: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             faults: AtomicU64::new(0),
             cancelled: AtomicU64::new(0),
+            came: Mutex::default(),
+            faulted: Mutex::default(),
         };
-        ports.push((number.parse::<u16>()?, Arc::new(port)));
+        let port = Arc::new(port);
+        ports.push((number.parse::<u16>()?, port.clone(), None));
+        if let Some(secure) = secure {
+            ports.push((secure.parse()?, port, Some(tls.clone().ok_or("+TLS without --tls")?)));
+        }
     }
     if ports.is_empty() {
-        return Err("usage: mock [--threads N] PORT[:SPEC]...".into());
+        return Err("usage: mock [--threads N] [--tls FOLDER] PORT[+TLS][:SPEC]...".into());
     }
     let ports = Arc::new(ports);
     let workers: Vec<_> = (0..threads)
@@ -472,7 +519,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let rt = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 rt.block_on(async {
                     let all: Vec<_> =
-                        ports.iter().map(|(n, p)| tokio::spawn(accept(*n, p.clone()))).collect();
+                        ports.iter().map(|(n, p, tls)| tokio::spawn(accept(*n, p.clone(), tls.clone()))).collect();
                     for task in all {
                         task.await.map_err(io::Error::other)??;
                     }
