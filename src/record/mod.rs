@@ -7,8 +7,10 @@
 //! Each kind has a file of its own, with what is written and asked of it in both databases.
 
 pub mod attempts;
+mod beats;
 mod file;
 pub mod minutes;
+mod probes;
 pub mod recorder;
 pub mod report;
 pub mod words;
@@ -20,6 +22,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rusqlite::Connection;
 
 use crate::ledger::{LedgerError, Postgres};
+
+pub use beats::BeatRow;
+pub use probes::ProbeRow;
 
 /// Where records are kept. Its verbs block: they belong to a thread that may.
 pub struct Records(Place);

@@ -11,8 +11,12 @@ use crate::ledger::port::LedgerError;
 use crate::ledger::stored::{HOUSE, HOUSE_KIND};
 
 /// In order; one that was released never changes. The first is version 1.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("migrations/0001_books.sql"), include_str!("migrations/0002_records.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("migrations/0001_books.sql"),
+    include_str!("migrations/0002_records.sql"),
+    include_str!("migrations/0003_probes.sql"),
+    include_str!("migrations/0004_beats.sql"),
+];
 /// Months that partitions are made for ahead.
 pub(super) const MONTHS_AHEAD: i32 = 3;
 
