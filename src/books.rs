@@ -240,6 +240,22 @@ impl Books {
         })
     }
 
+    /// The balance of every account, by name.
+    ///
+    /// # Errors
+    /// When the books cannot be read.
+    pub fn balances(&self) -> Result<Vec<(String, Amount)>, BooksError> {
+        Ok(self.ledger()?.balances()?)
+    }
+
+    /// The account of that name, made where it is missing.
+    ///
+    /// # Errors
+    /// When the books cannot be written.
+    pub fn ensure_account(&self, name: &str) -> Result<AccountId, BooksError> {
+        Ok(self.ledger()?.ensure_account(name, None, clock::unix_ms())?)
+    }
+
     /// Begins a keyed call, or answers what is known of the first one.
     ///
     /// # Errors

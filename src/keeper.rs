@@ -18,6 +18,7 @@ use tokio::time::MissedTickBehavior;
 use crate::books::Books;
 use crate::clock;
 use crate::edge::Tls;
+use crate::ops::heartbeat;
 use crate::ops::notify::Notify;
 use crate::pool::Pool;
 use crate::reload::Reloader;
@@ -85,30 +86,36 @@ impl BackgroundService for Keeper {
 
 impl Keeper {
     async fn sweep(&self) {
+        let job = heartbeat::job("sweep", SWEEP);
         let mut tick = tokio::time::interval(SWEEP);
         loop {
             tick.tick().await;
             self.store.sweep();
+            job.done();
         }
     }
 
     /// Shows a certificate that was renewed.
     async fn renew(&self) {
+        let job = heartbeat::job("certificates", LOOK_AT_CERTIFICATES);
         let mut tick = tokio::time::interval(LOOK_AT_CERTIFICATES);
         loop {
             tick.tick().await;
             for certificate in &self.certificates {
                 certificate.look_again();
             }
+            job.done();
         }
     }
 
     /// Says once that a name cannot be looked up, and once that it can be again.
     async fn look_up(&self) {
         let mut unknown: HashSet<String> = HashSet::new();
+        let job = heartbeat::job("dns", LOOKUP);
         let mut tick = tokio::time::interval(LOOKUP);
         loop {
             tick.tick().await;
+            job.begins();
             let snapshot = self.pool.load();
             for (provider, addresses) in snapshot.providers() {
                 let name = &provider.name;
@@ -123,11 +130,16 @@ impl Keeper {
                     Err(_) => {}
                 }
             }
+            match unknown.iter().next() {
+                Some(name) => job.failed(format!("the address of `{name}` cannot be looked up")),
+                None => job.done(),
+            }
         }
     }
 
     /// While this node is cut off, tries whether it still is.
     async fn reach_out(&self) {
+        let job = heartbeat::job("reach_out", REACH_OUT);
         let mut tick = tokio::time::interval(REACH_OUT);
         loop {
             tick.tick().await;
@@ -135,6 +147,7 @@ impl Keeper {
             if snapshot.upstreams.is_cut_off() && snapshot.reach_somebody().await {
                 tracing::info!("upstreams can be reached from this node again");
             }
+            job.done();
         }
     }
 
@@ -144,10 +157,11 @@ impl Keeper {
         let mut due: HashMap<String, Instant> = HashMap::new();
         let mut under_way: JoinSet<(String, bool)> = JoinSet::new();
         let mut asked: HashSet<String> = HashSet::new();
+        let job = heartbeat::job("checks", CHECK_LOOK);
         let mut tick = tokio::time::interval(CHECK_LOOK);
         loop {
             tokio::select! {
-                _ = tick.tick() => {}
+                _ = tick.tick() => job.done(),
                 Some(ended) = under_way.join_next() => {
                     let Ok((provider, passed)) = ended else { continue };
                     if passed {
@@ -172,14 +186,18 @@ impl Keeper {
 
     /// Takes credentials from their files when those change.
     async fn reread_credentials(&self) {
+        let job = heartbeat::job("credentials", REREAD);
         let mut tick = tokio::time::interval(REREAD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
+            job.begins();
             let snapshot = self.pool.load();
             // A file on a network's disk may take its time: nobody else waits for it.
             let reading = tokio::task::spawn_blocking(move || snapshot.reread_credentials());
-            if let Err(error) = reading.await {
+            let read = reading.await;
+            job.ended(&read);
+            if let Err(error) = read {
                 tracing::error!(%error, "credentials could not be read again");
             }
         }
@@ -188,17 +206,26 @@ impl Keeper {
     /// Leases what processes before this one give back, and books what they leave, until none is there.
     async fn look_back(&self) {
         let mut tick = tokio::time::interval(LOOK_BACK);
+        let job = heartbeat::job("predecessors", LOOK_BACK);
         let (mut others, mut looks) = (true, 0_u64);
         while others {
             tick.tick().await;
+            job.begins();
             let (books, data) = (Arc::clone(&self.books), self.data.clone());
             match tokio::task::spawn_blocking(move || books.look_after_predecessors(&data)).await {
-                Ok(Ok(still)) => others = still,
-                Ok(Err(error)) => tracing::error!("boots before this one cannot be looked after: {error:#}"),
+                Ok(Ok(still)) => {
+                    others = still;
+                    job.done();
+                }
+                Ok(Err(error)) => {
+                    job.failed(&error);
+                    tracing::error!("boots before this one cannot be looked after: {error:#}");
+                }
                 Err(error) => tracing::error!(%error, "looking after boots before this one broke"),
             }
             looks += 1;
         }
+        job.is_over();
         if looks > 1 || self.took_over {
             tracing::info!("no process before this one is left");
         }

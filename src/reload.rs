@@ -24,10 +24,12 @@ use crate::books::Books;
 use crate::config::checked::{Bounds, Config, Listen, Listener, Store, Timers};
 use crate::config::records::{Keep, Slo};
 use crate::config::sentry::Tracker;
+use crate::config::watch::Watching;
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
 use crate::fleet::catalogue::Published;
 use crate::ops::Metrics;
+use crate::ops::heartbeat;
 use crate::ops::notify::Notify;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
@@ -74,6 +76,7 @@ pub struct Fixed {
     keep: Keep,
     slo: Slo,
     collector: Option<String>,
+    watching: Watching,
 }
 
 #[derive(Debug)]
@@ -123,7 +126,7 @@ impl Fixed {
     /// Of the config that a process starts with.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let Config { listen, data, store, bounds, collector, tracker, keep, slo, .. } = config;
+        let Config { listen, data, store, bounds, collector, tracker, keep, slo, watching, .. } = config;
         Self {
             listen: listen.clone(),
             data: data.clone(),
@@ -133,6 +136,7 @@ impl Fixed {
             keep: *keep,
             slo: *slo,
             collector: collector.clone(),
+            watching: watching.clone(),
         }
     }
 
@@ -156,6 +160,9 @@ impl Fixed {
             ("sentry", self.tracker != config.tracker),
             ("records", self.keep != config.keep),
             ("slo", self.slo != config.slo),
+            ("probes", self.watching.probes != config.watching.probes),
+            ("heartbeats", self.watching.heartbeats != config.watching.heartbeats),
+            ("notifications", self.watching.notifications != config.watching.notifications),
             ("bounds.open_holds_max", mine.open_holds_max != theirs.open_holds_max),
             ("bounds.connections_max", mine.connections_max != theirs.connections_max),
             (
@@ -218,6 +225,7 @@ impl Reloader {
             keep: _,
             slo: _,
             collector: _,
+            watching: _,
         } = config;
         // The node's own timers may be other ones now.
         let catalogue = match &state.published {
@@ -337,6 +345,7 @@ impl Reloader {
             tracing::error!("SIGHUP cannot be watched");
             return std::future::pending().await;
         };
+        let job = heartbeat::job("config", LOOK);
         let mut tick = tokio::time::interval(LOOK);
         let (mut last, mut judged) = (None, None);
         loop {
@@ -352,6 +361,7 @@ impl Reloader {
                         }
                     }
                     last = now;
+                    job.done();
                 }
             }
         }

@@ -33,7 +33,7 @@ use crate::record::Home;
 use crate::record::recorder::Recorder;
 use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::store::Holds;
-use crate::succession;
+use crate::{succession, watching};
 
 /// Pingora's grace time, longer than the longest drain that a config may ask for.
 const GRACE_SECONDS: u64 = 8 * 86_400;
@@ -84,7 +84,7 @@ fn serve(
     let fixed = Fixed::of(&config);
     let (keep, slo) = (config.keep, config.slo);
     let Config {
-        listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, collector, ..
+        listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, collector, watching, ..
     } = config;
     let (published, catalogue) = match booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
         Some(node) => node.first_catalogue(&data, timers).map(|(found, parsed)| (Some(found), parsed))?,
@@ -121,6 +121,9 @@ fn serve(
         recorder: Arc::clone(&recorder),
         telemetry,
     };
+    let records = Arc::new(home(&booted, &data).open().context("records")?);
+    let certificates = listen.callers.iter().filter_map(|it| Some(it.tls.as_ref()?.cert.clone())).collect();
+    let watch = watching::Watch::new(watching, &gateway, &booted, records, listen.admin.port(), certificates);
     let may_start_heirs = source.is_some();
     let live = follow(&gateway, &notify, status(first));
     let reloader =
@@ -157,6 +160,7 @@ fn serve(
     let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
     let mut server = server(listen.threads, gateway, listeners, entrance);
     add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm);
+    server.add_service(background_service("watch", watch));
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     let left = run_to_the_end(booted, &drain_state, &estate, &books, &recorder);
@@ -298,7 +302,7 @@ fn tell(gateway: &Gateway, booted: &Booted, shown: Shown, reloader: Option<Arc<R
 /// Where records are: beside the ledger.
 fn home(booted: &Booted, data: &Path) -> Home {
     match &booted.fleet {
-        Some(node) => Home::Fleet(node.servers.ledger.clone()),
+        Some(node) => Home::Fleet(node.ledger()),
         None => Home::Folder(data.to_owned()),
     }
 }

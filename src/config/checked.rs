@@ -21,6 +21,7 @@ use rustix::process::{Resource, getrlimit};
 use super::reach::{self, Reach};
 use super::records::{Keep, Slo};
 use super::sentry::Tracker;
+use super::watch::{self, Watching};
 use super::{Faults, address, join, raw, sentry};
 use crate::credential::{self, Credential};
 use crate::secret::Secret;
@@ -66,6 +67,7 @@ pub struct Config {
     pub tracker: Option<Tracker>,
     /// Where spans go.
     pub collector: Option<String>,
+    pub watching: Watching,
 }
 
 /// Where money is kept.
@@ -385,6 +387,9 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         telemetry,
         bootstrap,
         sentry,
+        probes,
+        heartbeats,
+        notifications,
     } = file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
@@ -414,6 +419,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     check.models_are_elsewhere = catalogue_of_fleet;
     let accounts = check.accounts(bootstrap, &catalogue);
     let tracker = sentry::check(sentry, &mut check.faults);
+    let watching = watch::check(probes, heartbeats, notifications, &mut check.faults);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
@@ -433,6 +439,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
             accounts,
             tracker,
             collector,
+            watching,
         }),
         None => Err(Faults::one("listen", "cannot be used")),
     }

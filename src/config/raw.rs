@@ -8,6 +8,7 @@ use deserr::{Deserr, ErrorKind, IntoValue, Map as _, Value, ValueKind, ValuePoin
 use super::Faults;
 use super::records::{RawRecords, RawSlo};
 use super::sentry::Sentry;
+use super::watch::{HeartbeatsBlock, NotificationsBlock, ProbesBlock};
 use crate::secret::Secret;
 
 /// The whole file.
@@ -53,6 +54,16 @@ pub struct File {
     /// body or an error's text. Default: nowhere.
     #[deserr(default)]
     pub sentry: Option<Sentry>,
+    /// Every route of every model is asked the smallest question there is, and judged by its answer. That costs money at
+    /// providers: without this block none is asked.
+    #[deserr(default)]
+    pub probes: Option<ProbesBlock>,
+    /// Who is told that periodic jobs are done, and when one is late.
+    #[deserr(default)]
+    pub heartbeats: HeartbeatsBlock,
+    /// Who is told what happens, by webhook.
+    #[deserr(default)]
+    pub notifications: NotificationsBlock,
 }
 
 #[derive(Debug, Default, Deserr)]

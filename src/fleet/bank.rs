@@ -23,6 +23,7 @@ use crate::journal::Pool;
 use crate::ledger::port::Scope as Spent;
 use crate::ledger::postgres::{Leased, Postgres, Wanted};
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::ops::heartbeat;
 use crate::store::fleet::{self, Refill};
 use crate::store::redis::{AMOUNT_MAX, News, PoolState, RedisError, Scope, UnknownBudget, shard_of};
 use crate::store::{Embedded, Holds as _};
@@ -314,10 +315,12 @@ impl Bank {
 
     /// Keeps this node's own tranches: for accounts that call here, and no longer.
     pub(super) async fn keep_tranches(self: Arc<Self>) {
+        let job = heartbeat::job("tranches", BEAT);
         let mut tick = every(BEAT);
         let mut idle: HashMap<AccountId, Idle> = HashMap::new();
         loop {
             tick.tick().await;
+            job.begins();
             let (callers, stopped) = self.demand.round();
             for caller in &callers {
                 idle.remove(&caller.account);
@@ -341,6 +344,7 @@ impl Bank {
                     self.lease_local(caller.account, caller.local.less(have)).await;
                 }
             }
+            job.done();
         }
     }
 

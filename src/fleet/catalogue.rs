@@ -21,6 +21,7 @@ use crate::config::checked::Timers;
 use crate::config::{Fault, Faults, parse_catalogue};
 use crate::ledger::port::LedgerError;
 use crate::ledger::postgres::Postgres;
+use crate::ops::heartbeat;
 use crate::reload::Reloader;
 use crate::store::redis::{News, Redis, RedisError};
 
@@ -157,8 +158,10 @@ impl Catalogues {
     async fn follow(&self, mut heard: mpsc::Receiver<News>) {
         let mut looked: Option<Instant> = None;
         let mut refused: Option<Published> = None;
+        let job = heartbeat::job("catalogue", POLL);
         let mut tick = tokio::time::interval(POLL);
         loop {
+            job.done();
             tokio::select! {
                 news = heard.recv() => if news.is_none() { return },
                 _ = tick.tick() => {}

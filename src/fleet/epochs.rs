@@ -13,6 +13,7 @@ use super::{BEAT, LOOK, Servers, every};
 use crate::clock;
 use crate::ledger::LedgerError;
 use crate::ledger::postgres::Epoch;
+use crate::ops::heartbeat;
 use crate::store::fleet::Fleet;
 use crate::store::redis::{Fence, Marked, RedisError, RunId, SHARDS};
 
@@ -39,10 +40,13 @@ impl Epochs {
 
     /// Looks once a second whether other processes answer than before, so that no call has to find out.
     pub(super) async fn follow(self: Arc<Self>) {
+        let job = heartbeat::job("epochs", BEAT);
         let mut tick = every(BEAT);
         loop {
             tick.tick().await;
-            let Ok(servers) = self.servers.redis.run_ids().await else { continue };
+            let asked = self.servers.redis.run_ids().await;
+            job.ended(&asked);
+            let Ok(servers) = asked else { continue };
             let mut moved = vec![];
             for (shards, run) in servers {
                 let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,13 +8,17 @@ use std::sync::Arc;
 use super::epochs::Epochs;
 use super::{BEAT, Servers, every};
 use crate::ledger::postgres::Claim;
+use crate::ops::heartbeat;
 use crate::store::fleet::Fleet;
 
 pub(super) async fn report(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epochs>, boot: i64) {
+    let job = heartbeat::job("frozen", BEAT);
     let mut tick = every(BEAT);
     loop {
         tick.tick().await;
-        let Ok(pools) = servers.ask(move |ledger| ledger.to_report(boot)).await else { continue };
+        let asked = servers.ask(move |ledger| ledger.to_report(boot)).await;
+        job.ended(&asked);
+        let Ok(pools) = asked else { continue };
         servers.metrics.frozen_pools.set(i64::try_from(pools.len()).unwrap_or(i64::MAX));
         if pools.is_empty() {
             continue;

@@ -27,6 +27,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
 use crate::digits::first_digits;
+use crate::ops::heartbeat;
 use crate::pool::{Pool, Snapshot};
 use crate::store::redis::{News as Message, Redis, RedisError};
 use crate::{clock, entropy};
@@ -161,6 +162,7 @@ impl Health {
     async fn rounds(&self, mut heard: mpsc::Receiver<Message>) {
         let mut state = State { number: 0, unanswered: None, polled: None, is_heard: false };
         let mut last = clock::now();
+        let job = heartbeat::job("health", ROUND);
         loop {
             let snapshot = self.pool.load();
             let bell = snapshot.upstreams.bell();
@@ -179,6 +181,7 @@ impl Health {
             tokio::time::sleep_until((last + ROUND_MIN).into()).await;
             last = clock::now();
             self.round(&snapshot, &mut state).await;
+            job.done();
             bell.heard.notify_waiters();
         }
     }

@@ -22,6 +22,7 @@ use super::kept;
 use crate::clock;
 use crate::ledger::port::{KeyRecord, LedgerError};
 use crate::ledger::postgres::Postgres;
+use crate::ops::heartbeat;
 use crate::pool::Pool;
 use crate::pool::keys::{Frozen, KeyTable};
 use crate::store::redis::{News, Redis, RedisError};
@@ -152,6 +153,7 @@ impl Keys {
 
     async fn follow(&self, mut heard: mpsc::Receiver<News>) {
         let mut looked: Option<Instant> = None;
+        let job = heartbeat::job("keys", POLL);
         let mut tick = tokio::time::interval(POLL);
         let mut complained = false;
         loop {
@@ -167,10 +169,14 @@ impl Keys {
             let is_due = looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK);
             let polled = self.poll().await;
             let result = match polled {
-                Ok(()) if !is_due => continue,
+                Ok(()) if !is_due => {
+                    job.done();
+                    continue;
+                }
                 Ok(()) | Err(_) => self.look().await,
             };
             looked = Some(now);
+            job.ended(&result);
             match result {
                 Ok(()) => complained = false,
                 // Redis alone is no news here: its own breaker says so.

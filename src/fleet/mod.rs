@@ -18,6 +18,7 @@ mod outbox;
 mod reach;
 mod reaper;
 pub mod reconcile;
+pub mod turn;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -36,6 +37,7 @@ use crate::config::{checked, parse_catalogue};
 use crate::journal::Journal;
 use crate::ledger::postgres::Postgres;
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::ops::heartbeat;
 use crate::ops::metrics::FleetMetrics;
 use crate::pool::Pool;
 use crate::reload::{Reloader, variable};
@@ -245,6 +247,12 @@ impl Node {
         notices
     }
 
+    /// The fleet's ledger, for what is no money.
+    #[must_use]
+    pub fn ledger(&self) -> Postgres {
+        self.servers.ledger.clone()
+    }
+
     /// Everything that this node sees of its servers, in Prometheus' text format.
     #[must_use]
     pub fn metrics(&self) -> String {
@@ -258,7 +266,9 @@ impl Node {
         metrics.render()
     }
 
-    fn refused_shards(&self) -> i64 {
+    /// Shards that no call is sent to now.
+    #[must_use]
+    pub fn refused_shards(&self) -> i64 {
         let refused = (0..SHARDS).filter(|shard| self.servers.redis.is_shard_open(*shard));
         i64::try_from(refused.count()).unwrap_or_default()
     }
@@ -414,12 +424,17 @@ async fn register(servers: &Servers, registration: &Registration) {
 
 /// Says that this node lives, until the ledger says that it does not.
 async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
+    let job = heartbeat::job("ledger_beat", BEAT);
     let mut tick = every(BEAT);
     loop {
         tick.tick().await;
+        job.begins();
         let beaten = servers.ask(move |ledger| ledger.heartbeat(boot, clock::unix_ms()));
         match tokio::time::timeout(SILENCE, beaten).await {
-            Ok(Ok(())) => servers.reach.answered(),
+            Ok(Ok(())) => {
+                servers.reach.answered();
+                job.done();
+            }
             Ok(Err(LedgerError::BootOver(boot))) => {
                 tracing::error!(
                     breach = "given_up",
@@ -429,32 +444,44 @@ async fn beat(servers: Servers, store: Arc<fleet::Fleet>, boot: i64) {
                 store.give_up();
                 return;
             }
-            Ok(Err(error)) => servers.reach.is_silent(error.to_string()),
-            Err(_) => servers.reach.is_silent(format!("no answer in {SILENCE:?}")),
+            Ok(Err(error)) => {
+                job.failed(&error);
+                servers.reach.is_silent(error.to_string());
+            }
+            Err(_) => {
+                job.failed("the ledger does not answer in time");
+                servers.reach.is_silent(format!("no answer in {SILENCE:?}"));
+            }
         }
     }
 }
 
 async fn touch(store: Arc<fleet::Fleet>) {
+    let job = heartbeat::job("touch", BEAT);
     let mut tick = every(BEAT);
     loop {
         tick.tick().await;
         store.sweep();
         store.touch_all().await;
         store.acknowledge_all().await;
+        job.done();
     }
 }
 
 async fn keep_house(servers: Servers) {
+    let job = heartbeat::job("partitions", HOUSEKEEPING);
     let mut tick = every(HOUSEKEEPING);
     loop {
         tick.tick().await;
+        job.begins();
         let now_ms = clock::unix_ms();
         let kept = servers.ask(move |ledger| {
             ledger.partitions_ahead(now_ms)?;
             ledger.clone().snapshot(now_ms)
         });
-        if let Err(error) = kept.await {
+        let kept = kept.await;
+        job.ended(&kept);
+        if let Err(error) = kept {
             tracing::warn!(%error, "the ledger's partitions cannot be made ahead");
         }
     }

@@ -11,6 +11,7 @@ use crate::clock;
 use crate::journal::Settled;
 use crate::ledger::postgres::Reaped;
 use crate::ledger::{Ledger as _, LedgerError};
+use crate::ops::heartbeat;
 use crate::store::redis::{End, Outgoing, SHARDS};
 
 /// How often the outboxes are read.
@@ -28,6 +29,7 @@ const FRESH: Duration = Duration::from_secs(5);
 pub(super) async fn post(servers: Servers, boot: i64) {
     let shards: Vec<u16> = (0..SHARDS).collect();
     let consumer = format!("boot-{boot}");
+    let job = heartbeat::job("outbox", READ);
     let mut tick = every(READ);
     let mut more = false;
     for round in 0_u32.. {
@@ -42,9 +44,13 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             servers.metrics.outbox_oldest.set(oldest(&servers, length).await);
         }
         let read = match servers.redis.outbox_read(&consumer, &shards, AT_ONCE, IDLE, FRESH).await {
-            Ok(read) if read.is_empty() => continue,
+            Ok(read) if read.is_empty() => {
+                job.done();
+                continue;
+            }
             Ok(read) => read,
             Err(error) => {
+                job.failed(&error);
                 tracing::debug!(%error, "the outbox cannot be read");
                 continue;
             }
@@ -59,6 +65,7 @@ pub(super) async fn post(servers: Servers, boot: i64) {
             }
         }
         if let Err(error) = book(&servers, boot, settled, reaped).await {
+            job.failed(&error);
             tracing::warn!(%error, "the outbox waits for the ledger");
             continue;
         }
@@ -69,6 +76,7 @@ pub(super) async fn post(servers: Servers, boot: i64) {
                 tracing::debug!(%error, shard, "the outbox is read again");
             }
         }
+        job.done();
     }
 }
 

@@ -14,6 +14,7 @@ use super::{Servers, every};
 use crate::clock;
 use crate::journal::Pool;
 use crate::ledger::{LedgerError, Postgres};
+use crate::ops::heartbeat;
 use crate::store::fleet::Fleet;
 use crate::store::redis::{RedisError, SHARDS};
 
@@ -27,6 +28,7 @@ const SURELY_SEEN: Duration = Duration::from_secs(180);
 
 /// Also finds shards that have lost their mark without a call of theirs that would meet it.
 pub(super) async fn reap(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epochs>, boot: i64) {
+    let job = heartbeat::job("reaper", LOOK_FOR);
     let mut tick = every(LOOK_FOR);
     let mut suspects = Suspects::default();
     loop {
@@ -48,7 +50,9 @@ pub(super) async fn reap(servers: Servers, store: Arc<Fleet>, epochs: Arc<Epochs
                 Err(error) => tracing::debug!(%error, shard, "a shard's holds cannot be looked at"),
             }
         }
-        if let Err(error) = finish(&servers, &store, boot).await {
+        let finished = finish(&servers, &store, boot).await;
+        job.ended(&finished);
+        if let Err(error) = finished {
             tracing::debug!(%error, "what waits of this node's reaped holds cannot be finished yet");
         }
         if let Err(error) = suspects.clear(&servers, &quiet).await {

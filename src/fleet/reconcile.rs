@@ -15,6 +15,8 @@ use super::{Servers, every};
 use crate::journal::Pool;
 use crate::ledger::LedgerError;
 use crate::ledger::postgres::{Drift, PoolSeen, Postgres};
+use crate::notice::{Event, Kind, Notifier};
+use crate::ops::heartbeat;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_secs(300);
@@ -23,12 +25,16 @@ const ASKED_AT_ONCE: usize = 64;
 
 /// Looks for drift as long as the node runs, and says it once.
 pub(super) async fn watch(servers: Servers) {
+    let job = heartbeat::job("reconcile", LOOK);
     let mut tick = every(LOOK);
     let mut before: HashSet<String> = HashSet::new();
     let mut told: HashSet<String> = HashSet::new();
     loop {
         tick.tick().await;
-        let drifts = match look(&servers).await {
+        job.begins();
+        let looked = look(&servers).await;
+        job.ended(&looked);
+        let drifts = match looked {
             Ok(drifts) => drifts,
             Err(error) => {
                 tracing::debug!(%error, "the ledger and redis cannot be compared");
@@ -43,6 +49,8 @@ pub(super) async fn watch(servers: Servers) {
                 drift,
                 "redis and the ledger differ: see docs/runbooks/drift.md"
             );
+            let text = format!("Redis and the ledger differ: {drift}");
+            Notifier::tell(Event::happens(Kind::Drift, drift, text).of_fleet());
         }
         told = alarming.intersection(&before).cloned().collect();
         servers.metrics.drifts.set(i64::try_from(told.len()).unwrap_or(i64::MAX));

@@ -101,6 +101,12 @@ pub trait Ledger: Send {
     /// [`LedgerError`] when the books cannot be read.
     fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError>;
 
+    /// The balance of every account, by name. Open holds are still in it.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn balances(&mut self) -> Result<Vec<(String, Amount)>, LedgerError>;
+
     /// The latest `limit` lines of an account, latest first.
     ///
     /// # Errors

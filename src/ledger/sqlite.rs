@@ -298,6 +298,14 @@ impl Ledger for Sqlite {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    fn balances(&mut self) -> Result<Vec<(String, Amount)>, LedgerError> {
+        let select =
+            "SELECT a.name, b.posted FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name";
+        let mut query = self.connection.prepare_cached(select)?;
+        let rows = query.query_map([], |row| Ok((row.get(0)?, Amount::from_nano(row.get(1)?))))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
     fn statement(&mut self, account: &str, limit: u32) -> Result<Vec<StatementLine>, LedgerError> {
         let id = account_id(&self.connection, account)?;
         let mut query = self.connection.prepare_cached(

@@ -84,6 +84,8 @@ pub struct Metrics {
     pub upstreams: UpstreamMetrics,
     /// The process itself.
     pub node: NodeMetrics,
+    /// Probes, periodic jobs, and who is told.
+    pub watch: WatchMetrics,
 }
 
 /// What a node of a fleet sees of the servers that it shares. The node makes them; one that is alone has none.
@@ -132,6 +134,88 @@ pub struct ConfigMetrics {
     version: IntGaugeVec,
     /// The catalogue of the fleet that serves.
     pub catalogue: IntGauge,
+}
+
+/// What the gateway finds out by itself, and whether it can tell somebody.
+pub struct WatchMetrics {
+    /// Whether a route was well when it was last asked.
+    pub probe_success: IntGaugeVec,
+    /// How long that took.
+    pub probe_seconds: GaugeVec,
+    /// Nano-dollars that probes cost.
+    pub probe_cost_nano: IntCounter,
+    /// Whether the day's allowance holds probes back.
+    pub probes_held_back: IntGauge,
+    /// When a periodic job was last done.
+    pub job_last_success: GaugeVec,
+    /// How often it is to be done.
+    pub job_period: GaugeVec,
+    /// How often it failed.
+    pub job_failures: IntCounterVec,
+    /// Whether it is late.
+    pub job_late: IntGaugeVec,
+    /// Notifications, by what became of them.
+    pub notifications: IntCounterVec,
+}
+
+impl WatchMetrics {
+    fn new(r: &Registry) -> prometheus::Result<Self> {
+        let route = ["model", "endpoint"];
+        Ok(Self {
+            probe_success: gauges(
+                r,
+                "probe_success",
+                "1 where the latest probe of a route was answered.",
+                &route,
+            )?,
+            probe_seconds: decimals(
+                r,
+                "probe_seconds",
+                "How long the latest probe of a route took.",
+                &route,
+            )?,
+            probe_cost_nano: counter(
+                r,
+                "probe_cost_nano_dollars_total",
+                "Nano-dollars that probes cost at providers; a route without a cost counts at its model's price.",
+            )?,
+            probes_held_back: gauge(
+                r,
+                "probes_held_back",
+                "1 while no probe is sent because probes.cost_max_per_day is used up.",
+            )?,
+            job_last_success: decimals(
+                r,
+                "job_last_success_unix_seconds",
+                "When a periodic job of this process was last done; 0 for never.",
+                &["job"],
+            )?,
+            job_period: decimals(
+                r,
+                "job_period_seconds",
+                "How often a periodic job is to be done.",
+                &["job"],
+            )?,
+            job_failures: counters(
+                r,
+                "job_failures_total",
+                "How often a periodic job has failed.",
+                &["job"],
+            )?,
+            job_late: gauges(
+                r,
+                "job_late",
+                "1 while a periodic job is late (heartbeats.late_after).",
+                &["job"],
+            )?,
+            notifications: counters(
+                r,
+                "notifications_total",
+                "Notifications by what became of them: `sent`, `retried`, or `dropped` (no room, or nobody took it for hours).",
+                &["result"],
+            )?,
+        })
+    }
 }
 
 fn config_applied() -> Opts {
@@ -229,6 +313,7 @@ impl Metrics {
             calls: CallMetrics::new(r)?,
             upstreams: UpstreamMetrics::new(r)?,
             node: NodeMetrics::new(r)?,
+            watch: WatchMetrics::new(r)?,
             registry,
         })
     }
@@ -390,6 +475,14 @@ pub(super) fn counters(
     labels: &[&str],
 ) -> prometheus::Result<IntCounterVec> {
     register(registry, IntCounterVec::new(Opts::new(format!("tollgate_{name}"), help), labels)?)
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+    register(registry, IntGaugeVec::new(Opts::new(format!("tollgate_{name}"), help), labels)?)
+}
+
+fn decimals(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+    register(registry, GaugeVec::new(Opts::new(format!("tollgate_{name}"), help), labels)?)
 }
 
 pub(super) fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {

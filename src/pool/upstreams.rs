@@ -18,6 +18,7 @@ use filters::upstream::watchdog::{Form, Limits, Timing};
 use tokio::sync::Notify;
 
 use crate::config::checked::{Catalogue, Routing};
+use crate::notice::{Event, Kind, Notifier};
 use crate::{clock, entropy};
 
 /// A call that only the fleet could let through waits so long for its word.
@@ -289,10 +290,19 @@ impl Upstreams {
             Some(Notice::Opened(until)) => {
                 let seconds = until.saturating_duration_since(clock::now()).as_secs();
                 tracing::warn!(endpoint, seconds, "an endpoint fails: it is not asked for a while");
+                let text = format!("{endpoint} fails: it is not asked for a while");
+                Notifier::tell(Event::begins(Kind::Breaker, endpoint, text).of_fleet());
             }
-            Some(Notice::Closed) => tracing::info!(endpoint, "an endpoint is well again"),
+            Some(Notice::Closed) => {
+                tracing::info!(endpoint, "an endpoint is well again");
+                let text = format!("{endpoint} is well again");
+                Notifier::tell(Event::ends(Kind::Breaker, endpoint, text).of_fleet());
+            }
             Some(Notice::CredentialAlarm(_)) => {
                 tracing::error!(endpoint, "the provider refuses our credential, or its quota is used up");
+                let text =
+                    format!("the provider of {endpoint} refuses our credential, or its quota is used up");
+                Notifier::tell(Event::happens(Kind::Credential, endpoint, text));
             }
             Some(Notice::NodeCutOff) => {
                 tracing::error!("no upstream can be reached from this node: its own network fails");

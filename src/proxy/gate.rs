@@ -739,7 +739,7 @@ pub(super) fn unsent(error: &Error) -> Option<Unseen> {
 }
 
 /// What an error of Pingora's on the way to or from an upstream means.
-pub(super) fn failure_of(error: &Error) -> Failure {
+pub(crate) fn failure_of(error: &Error) -> Failure {
     match error.etype() {
         ErrorType::ConnectTimedout | ErrorType::TLSHandshakeTimedout => Failure::Timeout(Timer::Connect),
         ErrorType::ConnectRefused

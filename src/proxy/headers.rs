@@ -81,7 +81,7 @@ impl Fields {
 }
 
 /// The head of one attempt, for a caller whose head is `asked`.
-pub(super) fn upstream(
+pub(crate) fn upstream(
     provider: &Provider,
     operation: Operation,
     credential: Option<&Secret>,

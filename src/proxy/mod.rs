@@ -27,7 +27,9 @@ mod warm;
 
 pub use bodies::Bodies;
 pub use ctx::Ctx;
+pub(crate) use gate::failure_of;
 pub use gateway::Gateway;
+pub(crate) use headers::upstream as upstream_head;
 pub use keyed::KeyedCalls;
 pub use reply::unreadable;
 pub use warm::Warmer;

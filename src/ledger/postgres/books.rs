@@ -264,6 +264,14 @@ impl Ledger for Postgres {
         rows.iter().map(account).collect()
     }
 
+    fn balances(&mut self) -> Result<Vec<(String, Amount)>, LedgerError> {
+        let select =
+            "SELECT a.name, b.posted FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name";
+        let rows = self.within(async |t| Ok(t.query(select, &[]).await?))?;
+        let balance = |row: &tokio_postgres::Row| Ok((row.try_get(0)?, Amount::from_nano(row.try_get(1)?)));
+        rows.iter().map(balance).collect()
+    }
+
     fn statement(&mut self, account: &str, limit: u32) -> Result<Vec<StatementLine>, LedgerError> {
         let rows = self.within(async |t| {
             let id = account_id(t, account).await?;

@@ -7,6 +7,7 @@ pub mod gateway;
 pub mod ledgers;
 pub mod link;
 pub mod postgres;
+pub mod receiver;
 pub mod redis;
 pub mod tls;
 pub mod tracker;
