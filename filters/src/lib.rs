@@ -43,6 +43,7 @@ pub mod purse;
 pub mod report;
 pub mod route;
 pub mod slo;
+pub mod status;
 pub mod stream;
 pub mod upstream;
 pub mod verdict;

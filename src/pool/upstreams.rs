@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use filters::dialect::Operation;
 use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
+use filters::status::now::RouteSignal;
 use filters::upstream::board::{
     Ask, Begun, Board, EndpointSpec, Found, Glance, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
 };
@@ -260,6 +261,13 @@ impl Upstreams {
             Some(Watchdogs { model, operation, endpoint: self.names.get(route.endpoint.0)?.clone(), limits })
         });
         named.collect()
+    }
+
+    /// What a status page takes from each of these endpoints. One short look at the board.
+    #[must_use]
+    pub fn signals(&self, endpoints: &[EndpointId]) -> Vec<RouteSignal> {
+        let (now, board) = (clock::now(), self.lock());
+        endpoints.iter().map(|id| board.signal(now, *id).unwrap_or_default()).collect()
     }
 
     /// A model as the board knows it; `None` where none of its routes serves the operation.

@@ -36,6 +36,7 @@ use crate::ids::{CredentialId, EndpointId, ModelId};
 use crate::money::PriceCard;
 use crate::preferences::{Dropped, Preferences, RouteFacts};
 use crate::route::{self, Candidate, Explorer, Sort};
+use crate::status::now::{RECENT, RouteSignal};
 use crate::upstream::breaker::{Admission, Breaker, Change, Crowd, HARD, Others, Permit, SOFT, Verdict};
 use crate::upstream::failure::{Failure, Timer};
 use crate::upstream::fleet::{
@@ -909,6 +910,25 @@ impl Board {
         let rests = matches!(self.rests.standing(now, spec.place, spec.credential), Standing::Resting { .. });
         let refused = matches!(state.breaker.admission(now), Admission::Refused(_));
         Some((state.factor(now), !rests && !refused))
+    }
+
+    /// What a status page takes from an endpoint. What is known of its place is a signal of now for [`RECENT`].
+    #[must_use]
+    pub fn signal(&self, now: Instant, id: EndpointId) -> Option<RouteSignal> {
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
+        let admission = state.breaker.admission(now);
+        let cause = match self.rests.standing(now, spec.place, spec.credential) {
+            Standing::Resting { cause, .. } => Some(cause),
+            Standing::Free | Standing::Trial | Standing::OnTrial => None,
+        };
+        let out = matches!(admission, Admission::Refused(_)) || cause == Some(Cause::Credential);
+        let called = state.called.is_some_and(|at| now.saturating_duration_since(at) < RECENT);
+        Some(RouteSignal {
+            known: called || out || state.fleet.is_some(),
+            out,
+            rests: matches!(cause, Some(Cause::RateLimit | Cause::Endpoint)),
+            shaky: admission == Admission::Probe || state.has_lost_weight(now),
+        })
     }
 
     /// How many openings of an endpoint's breaker are not forgiven.

@@ -184,6 +184,28 @@ fn a_refused_credential_rests_with_an_alarm_and_tells_once_it_is_renewed() {
 }
 
 #[test]
+fn a_status_page_sees_an_endpoint_before_its_breaker_opens() {
+    let signal = |played: &Played, n| played.board.signal(played.now, EndpointId(n)).unwrap();
+    let mut played = Played::new(&[100, 80, 60]);
+    assert_eq!(signal(&played, 0), RouteSignal::default(), "nobody has asked it");
+    played.attempt(0, SERVED);
+    let well = RouteSignal { known: true, ..RouteSignal::default() };
+    assert_eq!(signal(&played, 0), well);
+    played.attempt(0, failed(Failure::Status(500)));
+    assert_eq!(signal(&played, 0), RouteSignal { shaky: true, ..well }, "after one failure");
+    played.open(1);
+    assert!(signal(&played, 1).out);
+    let wait = Some(Duration::from_secs(30));
+    let failure = Failure::Status(429);
+    played.attempt(2, Outcome::Failed { failure, wait, timing: Timing::default(), reused: false });
+    assert_eq!(signal(&played, 2), RouteSignal { rests: true, ..well });
+    played.attempt(0, failed(Failure::Credential(401)));
+    assert!(signal(&played, 0).out, "somebody must mend it");
+    played.wait(2 * 3_600_000);
+    assert!(!signal(&played, 2).known, "that was long ago");
+}
+
+#[test]
 fn when_every_breaker_is_open_one_request_tries_and_the_rest_are_told_when() {
     let mut played = Played::new(&[100, 80]);
     played.open(0);
