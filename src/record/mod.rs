@@ -9,6 +9,7 @@
 pub mod attempts;
 mod beats;
 mod file;
+pub mod incidents;
 pub mod minutes;
 mod probes;
 pub mod recorder;
