@@ -31,6 +31,7 @@ pub mod reload;
 pub mod secret;
 pub mod serve;
 pub mod settings;
+pub mod status;
 pub mod store;
 pub mod succession;
 pub mod watching;

@@ -33,6 +33,7 @@ use crate::ops::heartbeat;
 use crate::ops::notify::Notify;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
+use crate::status::StatusPage;
 
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -60,6 +61,7 @@ pub struct Live {
     pub bodies: Arc<Bodies>,
     pub drain: Arc<Drain>,
     pub metrics: Arc<Metrics>,
+    pub status_page: Arc<StatusPage>,
     pub notify: Arc<Notify>,
     /// What [`Notify::ready`] says when a reload is over.
     pub status: String,
@@ -218,6 +220,7 @@ impl Reloader {
             catalogue,
             catalogue_of_fleet,
             accounts,
+            status,
             listen: _,
             data: _,
             store: _,
@@ -234,7 +237,9 @@ impl Reloader {
             }
             Some(_) | None => catalogue,
         };
-        let Live { pool, books, bounds: live_bounds, bodies, drain: live_drain, metrics, .. } = &self.live;
+        let Live {
+            pool, books, bounds: live_bounds, bodies, drain: live_drain, metrics, status_page, ..
+        } = &self.live;
         let snapshot = pool.load().reloaded(catalogue, routing);
         let snapshot = snapshot.map_err(|error| Faults::one("providers", error.to_string()))?;
         // The last step that can fail comes before the swap. A model that a new key may use is there a moment later.
@@ -243,6 +248,7 @@ impl Reloader {
         bodies.set_max(bounds.bodies_bytes_max);
         live_bounds.store(Arc::new(bounds));
         live_drain.set_times(drain);
+        status_page.set(status);
         metrics.forget_endpoints();
         state.timers = timers;
         state.published = catalogue_of_fleet.then(|| state.published.take().unwrap_or_default());

@@ -23,7 +23,7 @@ use crate::edge::{self, Tls};
 use crate::fleet::catalogue::Published;
 use crate::front::{self, Entrance};
 use crate::handover::{self, Estate, Inheritance, Sockets};
-use crate::keeper::{Keeper, status};
+use crate::keeper::{self, Keeper};
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
 use crate::ops::otlp::{self, Sending, Telemetry};
@@ -32,6 +32,7 @@ use crate::proxy::{Bodies, Gateway, Warmer};
 use crate::record::Home;
 use crate::record::recorder::Recorder;
 use crate::reload::{Fixed, Live, Reloader, Source};
+use crate::status::{self, StatusPage};
 use crate::store::Holds;
 use crate::{succession, watching};
 
@@ -83,8 +84,19 @@ fn serve(
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
     let (keep, slo) = (config.keep, config.slo);
+    let page = StatusPage::new(config.status.clone());
     let Config {
-        listen, bounds, routing, drain, timers, catalogue, catalogue_of_fleet, data, collector, watching, ..
+        listen,
+        bounds,
+        routing,
+        drain,
+        timers,
+        catalogue,
+        catalogue_of_fleet,
+        data,
+        collector,
+        watching,
+        ..
     } = config;
     let (published, catalogue) = match booted.fleet.as_ref().filter(|_| catalogue_of_fleet) {
         Some(node) => node.first_catalogue(&data, timers).map(|(found, parsed)| (Some(found), parsed))?,
@@ -116,6 +128,7 @@ fn serve(
         books: Arc::clone(&books),
         keyed: Arc::default(),
         warmer: Arc::clone(&warmer),
+        status: Arc::new(page),
         metrics,
         drain: Arc::clone(&drain_state),
         recorder: Arc::clone(&recorder),
@@ -125,7 +138,7 @@ fn serve(
     let certificates = listen.callers.iter().filter_map(|it| Some(it.tls.as_ref()?.cert.clone())).collect();
     let watch = watching::Watch::new(watching, &gateway, &booted, records, listen.admin.port(), certificates);
     let may_start_heirs = source.is_some();
-    let live = follow(&gateway, &notify, status(first));
+    let live = follow(&gateway, &notify, keeper::status(first));
     let reloader =
         source.map(|source| read_anew(Reloader::new(source, timers, fixed, live), published, &booted, &data));
     let [serving, started] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
@@ -153,13 +166,14 @@ fn serve(
         succession::settle_in(&owner, &books, &data, orderly);
     }
     let estate = Arc::new(Estate::new(&data, owner, sockets));
-    let shown = Shown { serving, token, certificates, data };
+    let status = watch_status(&gateway, &booted);
+    let shown = Shown { serving, token, certificates, data, status: Arc::clone(&status) };
     let admin = tell(&gateway, &booted, shown, reloader);
 
     let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
     let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
     let mut server = server(listen.threads, gateway, listeners, entrance);
-    add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm);
+    add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm, status);
     server.add_service(background_service("watch", watch));
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
@@ -214,10 +228,30 @@ fn server(threads: usize, gateway: Gateway, listeners: Vec<edge::Listener>, entr
 }
 
 /// What runs beside the public service.
-fn add_background(server: &mut Server, admin: AdminService, keeper: Keeper, warm: Warm) {
+fn add_background(
+    server: &mut Server,
+    admin: AdminService,
+    keeper: Keeper,
+    warm: Warm,
+    watch: Arc<status::Watch>,
+) {
     server.add_service(background_service("admin", admin));
     server.add_service(background_service("keeper", keeper));
     server.add_service(background_service("warmer", warm));
+    server.add_service(background_service("status", StatusService(watch)));
+}
+
+/// Whoever makes the status page.
+fn watch_status(gateway: &Gateway, booted: &Booted) -> Arc<status::Watch> {
+    Arc::new(status::Watch {
+        page: Arc::clone(&gateway.status),
+        pool: Arc::clone(&gateway.pool),
+        home: gateway.recorder.home.clone(),
+        fleet: booted.fleet.clone().map(|node| -> Arc<dyn books::Fleet> { node }),
+        metrics: Arc::clone(&gateway.metrics),
+        goal: gateway.recorder.slo.availability,
+        seen: status::Seen::default(),
+    })
 }
 
 /// Waits until the process may leave, hands over what is to be handed over, and closes the books.
@@ -262,6 +296,7 @@ fn follow(gateway: &Gateway, notify: &Arc<Notify>, status: String) -> Live {
         bodies: Arc::clone(&gateway.bodies),
         drain: Arc::clone(&gateway.drain),
         metrics: Arc::clone(&gateway.metrics),
+        status_page: Arc::clone(&gateway.status),
         notify: Arc::clone(notify),
         status,
     }
@@ -273,11 +308,12 @@ struct Shown {
     token: Arc<str>,
     certificates: Vec<(&'static str, Arc<Tls>)>,
     data: PathBuf,
+    status: Arc<status::Watch>,
 }
 
 /// What the admin port tells about.
 fn tell(gateway: &Gateway, booted: &Booted, shown: Shown, reloader: Option<Arc<Reloader>>) -> Admin {
-    let Shown { serving, token, certificates, data } = shown;
+    let Shown { serving, token, certificates, data, status } = shown;
     Admin {
         metrics: Arc::clone(&gateway.metrics),
         drain: Arc::clone(&gateway.drain),
@@ -296,6 +332,7 @@ fn tell(gateway: &Gateway, booted: &Booted, shown: Shown, reloader: Option<Arc<R
         bounds: Arc::clone(&gateway.bounds),
         certificates,
         data,
+        status,
     }
 }
 
@@ -381,6 +418,16 @@ impl BackgroundService for AdminService {
         if let Err(error) = serve.await {
             tracing::error!(%error, "the admin port broke");
         }
+    }
+}
+
+/// Makes the status page, as long as anybody may ask for it.
+struct StatusService(Arc<status::Watch>);
+
+#[async_trait]
+impl BackgroundService for StatusService {
+    async fn start(&self, _shutdown: ShutdownWatch) {
+        Arc::clone(&self.0).run().await;
     }
 }
 

@@ -5,6 +5,7 @@
 //! in somebody's browser or another user of the machine must not be able to move money.
 
 pub mod explain;
+mod incidents;
 mod observe;
 pub mod records;
 
@@ -37,6 +38,7 @@ use crate::pool::Pool;
 use crate::proxy::Bodies;
 use crate::record::recorder::Recorder;
 use crate::reload::{Outcome, Reloader};
+use crate::status::Watch;
 use crate::store::{Embedded, Holds};
 
 /// What the port tells about.
@@ -67,6 +69,7 @@ pub struct Admin {
     /// What listeners show, by their field.
     pub certificates: Vec<(&'static str, Arc<Tls>)>,
     pub data: PathBuf,
+    pub status: Arc<Watch>,
 }
 
 /// Why something was not done.
@@ -85,6 +88,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/failovers", get(records::failovers))
         .route("/slo", get(records::slo))
         .route("/slo/report", get(records::report))
+        .route("/incidents", post(incidents::incidents))
         .with_state(admin)
 }
 

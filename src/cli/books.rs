@@ -63,7 +63,7 @@ pub(super) fn explain(config: &Config, request: &[u8], asked: &Asked) -> anyhow:
 }
 
 /// Posts JSON to the running gateway's admin port; `None` when none runs.
-fn post(config: &Config, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
+pub(super) fn post(config: &Config, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
     let Ok(token) = std::fs::read_to_string(token_file(&config.data)) else { return Ok(None) };
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))

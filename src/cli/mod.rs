@@ -3,6 +3,7 @@
 mod books;
 mod catalogue;
 mod fleet;
+mod incidents;
 mod records;
 mod sketch;
 
@@ -13,6 +14,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use filters::dialect::Operation;
 
+use self::incidents::Incidents;
 use self::records::{FailoverArgs, SloArgs};
 use self::sketch::Sketch;
 use crate::admin::explain::Asked;
@@ -77,6 +79,9 @@ enum Verb {
     Failovers(FailoverArgs),
     /// What is left of this month's error budget, and what burnt the rest.
     Slo(SloArgs),
+    /// What the status page says went wrong.
+    #[command(subcommand)]
+    Incidents(Incidents),
     /// Say what would happen to a request: candidates and why, timers, the hold. Sends nothing.
     Explain {
         /// The file with the request's body.
@@ -429,6 +434,7 @@ impl Cli {
             Verb::Ledger(verb) => verb.run(&load(&self.config)?),
             Verb::Failovers(args) => records::failovers(&load(&self.config)?, args),
             Verb::Slo(args) => records::slo(&load(&self.config)?, args),
+            Verb::Incidents(verb) => verb.run(&load(&self.config)?),
             Verb::Explain { request, sketch, anthropic, surface, default_output_tokens } => {
                 let surface = surface.or_else(|| anthropic.then(|| Operation::Messages.word().to_owned()));
                 let operation = Operation::ALL.into_iter().find(|it| Some(it.word()) == surface.as_deref());

@@ -21,6 +21,7 @@ use rustix::process::{Resource, getrlimit};
 use super::reach::{self, Reach};
 use super::records::{Keep, Slo};
 use super::sentry::Tracker;
+use super::status::{self, Status};
 use super::watch::{self, Watching};
 use super::{Faults, address, join, raw, sentry};
 use crate::credential::{self, Credential};
@@ -68,6 +69,7 @@ pub struct Config {
     /// Where spans go.
     pub collector: Option<String>,
     pub watching: Watching,
+    pub status: Status,
 }
 
 /// Where money is kept.
@@ -390,6 +392,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
         probes,
         heartbeats,
         notifications,
+        status,
     } = file;
     let mut check = Check::default();
     let listen = check.listen(&listen);
@@ -420,6 +423,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     let accounts = check.accounts(bootstrap, &catalogue);
     let tracker = sentry::check(sentry, &mut check.faults);
     let watching = watch::check(probes, heartbeats, notifications, &mut check.faults);
+    let status = status::check(status, &mut check.faults);
     if !check.faults.0.is_empty() {
         return Err(check.faults);
     }
@@ -440,6 +444,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
             tracker,
             collector,
             watching,
+            status,
         }),
         None => Err(Faults::one("listen", "cannot be used")),
     }

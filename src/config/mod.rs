@@ -12,6 +12,7 @@ pub mod raw;
 pub mod reach;
 pub mod records;
 pub mod sentry;
+pub mod status;
 pub mod watch;
 mod yaml;
 

@@ -64,6 +64,9 @@ pub struct File {
     /// Who is told what happens, by webhook.
     #[deserr(default)]
     pub notifications: NotificationsBlock,
+    /// The page for everybody that says how models do.
+    #[deserr(default)]
+    pub status: super::status::Raw,
 }
 
 #[derive(Debug, Default, Deserr)]

@@ -72,6 +72,10 @@ pub struct Metrics {
     pub connections: IntGauge,
     /// Connections of callers that were not let in or were ended by us, by reason.
     pub connections_refused: IntCounterVec,
+    /// How models do, as the status page says it.
+    pub status: IntGaugeVec,
+    /// Incidents of the status page that are open.
+    pub incidents_open: IntGauge,
     /// Unix time of the process's start.
     pub started: Gauge,
     /// The config of the running process.
@@ -236,6 +240,12 @@ fn endpoint_refused() -> Opts {
     Opts::new("tollgate_endpoint_refused", help)
 }
 
+fn status() -> Opts {
+    let help = "How a model does, as the status page says it: 0 operational, 1 degraded, 2 partly down, 3 down. \
+                Models of which nothing is known have none.";
+    Opts::new("tollgate_status", help)
+}
+
 impl Metrics {
     /// Registers everything.
     ///
@@ -307,6 +317,8 @@ impl Metrics {
                 "Connections of callers that were not let in or were ended by us.",
                 &["reason"],
             )?,
+            status: register(r, IntGaugeVec::new(status(), &["model"])?)?,
+            incidents_open: gauge(r, "incidents_open", "Incidents of the status page that are open.")?,
             started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
             config: ConfigMetrics::new(r)?,
             records: RecordMetrics::new(r)?,

@@ -28,6 +28,7 @@ use crate::ops::Metrics;
 use crate::ops::otlp::Telemetry;
 use crate::pool::Pool;
 use crate::record::recorder::Recorder;
+use crate::status::StatusPage;
 use crate::store::Holds;
 use crate::{clock, entropy};
 
@@ -45,6 +46,7 @@ pub struct Gateway {
     pub recorder: Arc<Recorder>,
     /// `None`: nobody collects spans.
     pub telemetry: Option<Telemetry>,
+    pub status: Arc<StatusPage>,
 }
 
 #[async_trait]
@@ -99,6 +101,9 @@ impl ProxyHttp for Gateway {
                 Ok(false)
             }
             Ok(Asked::Json(body)) => reply::json(session, ctx, body).await.map(|()| true),
+            Ok(Asked::Status(answer)) => {
+                reply::status(session, ctx, &answer, self.status.policy()).await.map(|()| true)
+            }
             Err(rejection) => reply::reject(session, ctx, &rejection).await.map(|()| true),
         }
     }

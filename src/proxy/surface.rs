@@ -5,6 +5,8 @@ use filters::verdict::{Reason, Rejection};
 use http::Method;
 use percent_encoding::percent_decode_str;
 
+use crate::status::Form;
+
 /// Before every operation's path.
 const PREFIX: &str = "/v1";
 
@@ -21,6 +23,8 @@ pub(super) enum Surface {
     Credits,
     /// `GET /v1/generation?id=`.
     Generation,
+    /// `GET /status`, `/status.json` and `/status.rss`: for everybody.
+    Status(Form),
 }
 
 impl Surface {
@@ -33,10 +37,11 @@ impl Surface {
             let message = "There is nothing at this path. See the README for the paths that are served.";
             return Err(Rejection::new(Reason::UnknownPath, message));
         };
-        let allowed = surface.method();
-        if *method == allowed {
+        let allowed = surface.methods();
+        if allowed.contains(method) {
             return Ok(surface);
         }
+        let allowed = listed(allowed);
         let message = format!("This path takes {allowed} requests only.");
         Err(Rejection::new(Reason::MethodNotAllowed, message))
     }
@@ -51,6 +56,9 @@ impl Surface {
             "/v1/models" => Some(Self::Models),
             "/v1/credits" => Some(Self::Credits),
             "/v1/generation" => Some(Self::Generation),
+            "/status" => Some(Self::Status(Form::Page)),
+            "/status.json" => Some(Self::Status(Form::Json)),
+            "/status.rss" => Some(Self::Status(Form::Feed)),
             _ => {
                 let id = path.strip_prefix("/v1/models/").filter(|id| !id.is_empty());
                 id.map(|id| Self::Model(decoded(id)))
@@ -58,11 +66,12 @@ impl Surface {
         }
     }
 
-    /// The one method that it takes.
-    pub(super) const fn method(&self) -> Method {
+    /// The methods that it takes.
+    pub(super) const fn methods(&self) -> &'static [Method] {
         match self {
-            Self::Call(_) => Method::POST,
-            Self::Models | Self::Model(_) | Self::Credits | Self::Generation => Method::GET,
+            Self::Call(_) => &[Method::POST],
+            Self::Models | Self::Model(_) | Self::Credits | Self::Generation => &[Method::GET],
+            Self::Status(_) => &[Method::GET, Method::HEAD],
         }
     }
 
@@ -72,6 +81,7 @@ impl Surface {
             Self::Call(operation) => operation.word(),
             Self::Models | Self::Model(_) => "models",
             Self::Credits | Self::Generation => "account",
+            Self::Status(_) => "status",
         }
     }
 
@@ -81,9 +91,16 @@ impl Surface {
         match self {
             Self::Call(operation) => operation.dialect(),
             Self::Models | Self::Model(_) if versioned => Dialect::Anthropic,
-            Self::Models | Self::Model(_) | Self::Credits | Self::Generation => Dialect::OpenAi,
+            Self::Models | Self::Model(_) | Self::Credits | Self::Generation | Self::Status(_) => {
+                Dialect::OpenAi
+            }
         }
     }
+}
+
+/// Methods as the head `Allow` lists them.
+pub(super) fn listed(methods: &[Method]) -> String {
+    methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Without percent escapes: SDKs escape what an id may have and a path may not, such as the slash.
@@ -119,6 +136,9 @@ mod tests {
         assert_eq!(find(Method::GET, "/v1/models/a/b"), Ok(Surface::Model("a/b".into())));
         assert_eq!(find(Method::GET, "/v1/models/a%2Fb%3Ac%"), Ok(Surface::Model("a/b:c%".into())));
         assert_eq!(find(Method::POST, "/v1/embeddings"), Ok(Surface::Call(Operation::Embeddings)));
+        assert_eq!(find(Method::HEAD, "/status"), Ok(Surface::Status(Form::Page)));
+        assert_eq!(find(Method::GET, "/status.rss"), Ok(Surface::Status(Form::Feed)));
+        assert_eq!(find(Method::POST, "/status.json"), Err(405));
         let count = "/v1/messages/count_tokens";
         assert_eq!(find(Method::POST, count), Ok(Surface::Call(Operation::CountTokens)));
         for path in [
@@ -130,6 +150,7 @@ mod tests {
             "/v1//models",
             "/v1/models/",
             "/metrics",
+            "/status/",
             "*",
         ] {
             assert_eq!(find(Method::GET, path), Err(404), "{path}");

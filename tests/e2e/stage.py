@@ -9,9 +9,11 @@ so tests run one after the other.
     reseller/openai-007:free    the same two
 """
 
+import contextlib
 import json
 import shutil
 import socket
+import sqlite3
 import subprocess
 import time
 import urllib.error
@@ -39,12 +41,13 @@ class Stage:
             tls, no_tls = self.tls(mocks)
             gateway, admin = self.gateway("gateway", mocks, tls=tls)
             impatient, _ = self.gateway("impatient", mocks, deadline=IMPATIENCE)
+            status = self.status()
         except BaseException:
             self.leave()
             raise
         self.world = {
             "gateway": gateway, "admin": admin, "impatient": impatient, "tls": tls, "no_tls": no_tls,
-            "mocks": mocks, "indices": INDICES, "body_bytes_max": BODY_BYTES_MAX, "curl": shutil.which("curl"),
+            "mocks": mocks, "status": status, "indices": INDICES, "body_bytes_max": BODY_BYTES_MAX, "curl": shutil.which("curl"),
         }
         return self
 
@@ -84,6 +87,20 @@ class Stage:
         process = self.start(name, "--config", path, "serve")
         wait_for(f"http://{admin}/readyz", process)
         return f"http://{http}", f"http://{admin}"
+
+    def status(self):
+        """A gateway of few models in several regions, for its page, before upstreams of its own."""
+        first, second = self.mock("openai"), self.mock("openai")
+        http, admin = free_address(), free_address()
+        data = self.folder / "status-data"
+        path = self.folder / "status.yaml"
+        path.write_text(json.dumps(page_config(http, admin, data, first, second)))
+        process = self.start("status", "--config", path, "serve")
+        wait_for(f"http://{admin}/readyz", process)
+        remember(data / "records.db", ["aurora-large", "aurora-small", "<img/src=x>&amp;"])
+        token = (data / "admin.token").read_text()
+        return {"gateway": f"http://{http}", "admin": f"http://{admin}", "token": token, "key": "sk-caller-page", "mock": first,
+                "data": str(data)}
 
     def start(self, name, *arguments):
         with open(self.folder / f"{name}.log", "w") as log:
@@ -134,6 +151,55 @@ def config(http, admin, data, mocks, deadline, tls):
         "models": models,
         "bootstrap": {"accounts": accounts},
     }
+
+
+def page_config(http, admin, data, first, second):
+    """Names as they come, and as nobody should be able to use them."""
+    def provider(mock, region):
+        return {"dialect": "openai", "base_url": f"{mock}/v1", "credential": "credential-of-page", "region": region}
+
+    return {
+        "listen": {"http": http, "admin": admin, "threads": 1},
+        "store": {"embedded": {"path": str(data)}},
+        "drain": {"pre": "0s", "max": "5s"},
+        "routing": {"explore": False},
+        "status": {"title": "Aurora API"},
+        "providers": {"one": provider(first, "eu-west"), "two": provider(second, "us-east"), "three": provider(second, "<i>mars</i>")},
+        "models": {
+            "aurora-large": model(["one", "two"]),
+            "aurora-small": model(["two", "three"]),
+            "reseller/a-model-with-a-long-name-2026-11-30:free": model(["two"]),
+            "<img/src=x>&amp;": model(["two"]),
+        },
+        "bootstrap": {"accounts": {"page": {"balance": "100.00", "keys": [{"key": "sk-caller-page"}]}}},
+    }
+
+
+def remember(file, models):
+    """Gives the records of a running gateway a past of 89 days, good and bad; of today they know nothing."""
+    today = int(time.time()) // 86400
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while not has_tables(file) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with contextlib.closing(sqlite3.connect(file, timeout=20)) as records, records:
+        def word(text):
+            records.execute("INSERT OR IGNORE INTO record_word (text) VALUES (?)", [text])
+            return records.execute("SELECT id FROM record_word WHERE text = ?", [text]).fetchone()[0]
+
+        region = word("eu-west")
+        for place, name in enumerate(models):
+            for ago in range(1, 90 - 25 * place):
+                bad = {3: 40, 4: 700, 17: 5, 18: 180, 41: 2, 60: 9000}.get(ago + 5 * place, 0)
+                row = [(today - ago) * 86_400_000, word(name), region, 10_000 - bad, bad, 10_000, 0]
+                records.execute("INSERT INTO slo_hour VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def has_tables(file):
+    """Whether the gateway has made its records."""
+    if not file.exists():
+        return False
+    with contextlib.closing(sqlite3.connect(file, timeout=20)) as records:
+        return records.execute("SELECT count(*) FROM sqlite_master WHERE name = 'slo_hour'").fetchone()[0] == 1
 
 
 def model(providers):

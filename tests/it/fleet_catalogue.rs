@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tollgate::books::Books;
 use tollgate::config::checked::{Postgres as PostgresConfig, RedisMode};
+use tollgate::config::status::Status;
 use tollgate::config::{self, Config, Version};
 use tollgate::drain::Drain;
 use tollgate::fleet::catalogue::{Catalogues, Published, first, kept_catalogue, publish};
@@ -17,6 +18,7 @@ use tollgate::pool::{Pool, Snapshot};
 use tollgate::proxy::Bodies;
 use tollgate::reload::{Fixed, Live, Outcome, Reloader, Source};
 use tollgate::secret::Secret;
+use tollgate::status::StatusPage;
 use tollgate::store::redis::Redis;
 
 use crate::support::postgres::{self, Database};
@@ -69,6 +71,7 @@ impl Node {
             drain: Arc::new(Drain::default()),
             metrics: Arc::clone(&metrics),
             notify: Arc::new(Notify::from_env(false)),
+            status_page: Arc::new(StatusPage::new(Status::default())),
             status: String::new(),
         };
         let source = Source { file, version: Version::of(NODE) };

@@ -48,6 +48,7 @@ mod routing;
 mod runbooks;
 mod secrets;
 mod simulation;
+mod status;
 mod streams;
 mod support;
 mod surfaces;

@@ -9,6 +9,7 @@ mod ledger_away;
 mod redis_away;
 mod restarts;
 mod sharing;
+mod status;
 mod store;
 mod trips;
 
