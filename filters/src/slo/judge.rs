@@ -102,7 +102,7 @@ const UNKNOWN: &str = "unknown";
 pub fn judge(ending: &Ending) -> Judged {
     let availability = availability(ending);
     // A caller that left would have heard more, or nothing; and a stream that broke off began in time or did not.
-    let latency = availability.and_then(|_| ending.first_event).map(|event| latency(ending, event));
+    let latency = availability.and(ending.first_event).map(|event| latency(ending, event));
     Judged { availability, latency }
 }
 

@@ -56,7 +56,8 @@ impl FromStr for Month {
     fn from_str(text: &str) -> Result<Self, NoMonth> {
         let no_month = || NoMonth(text.to_owned());
         let (year, month) = text.split_once('-').ok_or_else(no_month)?;
-        if year.len() != 4 || month.len() != 2 {
+        let is_number = |part: &str, digits| part.len() == digits && part.bytes().all(|b| b.is_ascii_digit());
+        if !is_number(year, 4) || !is_number(month, 2) {
             return Err(no_month());
         }
         let (year, month) = (year.parse().map_err(|_| no_month())?, month.parse().map_err(|_| no_month())?);
@@ -88,8 +89,7 @@ mod tests {
     fn what_is_no_month_is_refused_by_its_name() {
         for text in ["", "2026", "2026-13", "2026-00", "26-01", "2026-1", "2026-11-01", "-026-11", "+026-11"]
         {
-            let parsed = text.parse::<Month>();
-            assert!(parsed.is_err() || parsed.is_ok_and(|month| month.to_string() == text), "{text}");
+            assert_eq!(text.parse::<Month>(), Err(NoMonth(text.to_owned())));
         }
     }
 
