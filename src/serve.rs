@@ -73,6 +73,7 @@ pub fn run_with(
     serve(config, None, false, drain_state, wrap)
 }
 
+#[expect(clippy::too_many_lines, reason = "one part after the other, each from those before it")]
 fn serve(
     config: Config,
     source: Option<Source>,

@@ -91,7 +91,7 @@ impl Watch {
         if let Some(prober) = &self.prober {
             prober.run().await;
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Asks for the turn until the process leaves, and gives it up then.
@@ -112,7 +112,7 @@ impl Watch {
         if let Err(error) = tokio::task::spawn_blocking(move || turn.leave()).await {
             tracing::error!(%error, "giving up the turn broke");
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     async fn leaving(&self) {

@@ -401,13 +401,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     let timers = check.timers(&routing);
     let collector = check.collector(telemetry);
     let routing = check.routing(&routing);
-    let drain = Drain {
-        pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
-        max: drain.max.map_or(Duration::from_secs(600), |s| s.0),
-    };
-    if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
-        check.fault("drain", "times must be at most 7 days");
-    }
+    let drain = check.drain(&drain);
     let (keep, slo) = (records.check(&mut check.faults), slo.check(&mut check.faults));
     let catalogue_of_fleet =
         matches!(store, Store::Fleet(_)) && providers.is_none() && models.is_none() && aliases.0.is_empty();
@@ -468,6 +462,17 @@ struct Check {
 }
 
 impl Check {
+    fn drain(&mut self, drain: &raw::Drain) -> Drain {
+        let drain = Drain {
+            pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
+            max: drain.max.map_or(Duration::from_secs(600), |s| s.0),
+        };
+        if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
+            self.fault("drain", "times must be at most 7 days");
+        }
+        drain
+    }
+
     fn fault(&mut self, path: impl Into<String>, message: impl Into<String>) {
         self.faults.push(path, message);
     }

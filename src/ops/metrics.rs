@@ -251,6 +251,7 @@ impl Metrics {
     ///
     /// # Errors
     /// When a name is declared twice; a fault of ours that a test would show.
+    #[expect(clippy::too_many_lines, reason = "a list of declarations")]
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let r = &registry;

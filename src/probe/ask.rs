@@ -26,7 +26,7 @@ use http::{Uri, Version};
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
 use pingora::protocols::http::client::HttpSession;
-use rand_core::RngCore as _;
+use rand_core::RngCore;
 
 use crate::config::checked::{Endpoint, Model};
 use crate::entropy;
@@ -137,7 +137,7 @@ impl Question {
         let addresses = self.snapshot.addresses.get(self.endpoint.0).ok_or(Failure::Ours)?;
         let address = addresses.next().await.ok_or(Failure::Connect)?;
         let patience = Patience { connect: provider.timers.connect, read: at_most };
-        let peer = peer(provider, address, Via::New(entropy::with_rng(|rng| rng.next_u64())), patience);
+        let peer = peer(provider, address, Via::New(entropy::with_rng(RngCore::next_u64)), patience);
         let (mut session, _) = connector.get_http_session(&peer).await.map_err(|error| failure_of(&error))?;
         let done = self.exchange(&mut session, endpoint, way).await;
         // A session of HTTP/2 that is not given back keeps its connection for ever.

@@ -69,7 +69,7 @@ impl Call {
         Some(Labels {
             endpoint: named.map_or("", |endpoint| endpoint.name.as_str()),
             operation: self.operation,
-            dialect: named.map_or(self.operation.dialect(), |endpoint| endpoint.provider.dialect),
+            dialect: named.map_or_else(|| self.operation.dialect(), |endpoint| endpoint.provider.dialect),
             model: model.model.name.as_str(),
         })
     }

@@ -435,7 +435,7 @@ impl Work {
         match records.prune(&self.keep, clock::unix_ms()) {
             Ok(0) => {}
             Ok(early) => {
-                tracing::warn!(early, "records.db is full: its oldest attempts went before their time")
+                tracing::warn!(early, "records.db is full: its oldest attempts went before their time");
             }
             Err(error) => tracing::warn!(%error, "old records could not be taken away"),
         }

@@ -127,7 +127,7 @@ pub(super) fn feed(view: &View, language: Language) -> Vec<u8> {
                         (PreEscaped("<link>")) (link) "#incident-" (incident.id) (PreEscaped("</link>"))
                         guid isPermaLink="false" { "tollgate-incident-" (incident.id) "-" (number) }
                         pubDate { (rfc822(update.at_ms)) }
-                        @let (_, text) = super::page::pick(&update.text, language).unwrap_or((language.code(), ""));
+                        @let (_, text) = super::page::pick(&update.text, language).unwrap_or_else(|| (language.code(), ""));
                         description { (if text.is_empty() { said(update.word, language) } else { text }) }
                     }
                 }

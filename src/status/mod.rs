@@ -120,7 +120,10 @@ impl StatusPage {
         let answers = self.answers.load_full().unwrap_or_else(|| self.make(View::default()));
         let language = Language::of_reader(query, accepts, &config.languages);
         let of = |all: &[(Language, Answer)]| {
-            all.iter().find(|(of, _)| *of == language).or(all.first()).map(|(_, answer)| answer.clone())
+            all.iter()
+                .find(|(of, _)| *of == language)
+                .or_else(|| all.first())
+                .map(|(_, answer)| answer.clone())
         };
         match form {
             Form::Page => of(&answers.pages),

@@ -306,15 +306,15 @@ fn told(update: &Update, language: Language) -> Markup {
 
 /// The incident's title and its language: what a person called it, or what the machine does.
 pub(super) fn title_of(incident: &Incident, language: Language) -> (&str, &str) {
-    let words = language.words();
-    pick(&incident.title, language).unwrap_or((
-        language.code(),
-        match incident.severity {
+    pick(&incident.title, language).unwrap_or_else(|| {
+        let words = language.words();
+        let title = match incident.severity {
             Level::Operational | Level::Degraded => words.incident_degraded,
             Level::Partly => words.incident_partly,
             Level::Down => words.incident_down,
-        },
-    ))
+        };
+        (language.code(), title)
+    })
 }
 
 /// What the machine says with a word.

@@ -30,7 +30,7 @@ fn as_written(file: &str) -> String {
         "/// What the page shows.",
     ];
     let end = meant.iter().filter_map(|first| file.find(first)).min().unwrap_or(file.len());
-    file[..end].to_owned()
+    file.get(..end).unwrap().to_owned()
 }
 
 /// Every field of `config::raw` with its comment, word for word, in the annotated config.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tollgate::books::Books;
 use tollgate::config::checked::{Postgres as PostgresConfig, RedisMode};
-use tollgate::config::status::Status;
 use tollgate::config::{self, Config, Version};
 use tollgate::drain::Drain;
 use tollgate::fleet::catalogue::{Catalogues, Published, first, kept_catalogue, publish};
@@ -59,7 +58,7 @@ impl Node {
         let config = config::parse(NODE, |_| None).unwrap_or_else(|e| panic!("{e}"));
         assert!(config.catalogue_of_fleet);
         let fixed = Fixed::of(&config);
-        let Config { catalogue, routing, bounds, timers, .. } = config;
+        let Config { catalogue, routing, bounds, timers, status: page, .. } = config;
         let snapshot = Snapshot::new(catalogue, routing).unwrap();
         let pool = Arc::new(Pool::new(snapshot, KeyTable::default()));
         let metrics = Arc::new(Metrics::new().unwrap());
@@ -70,8 +69,8 @@ impl Node {
             bounds: Arc::new(ArcSwap::from_pointee(bounds)),
             drain: Arc::new(Drain::default()),
             metrics: Arc::clone(&metrics),
+            status_page: Arc::new(StatusPage::new(page)),
             notify: Arc::new(Notify::from_env(false)),
-            status_page: Arc::new(StatusPage::new(Status::default())),
             status: String::new(),
         };
         let source = Source { file, version: Version::of(NODE) };

@@ -65,13 +65,12 @@ async fn everybody_gets_the_page_and_who_has_it_gets_nothing() {
 
     // The feed has no time of its own, so that nothing changes it meanwhile.
     let tag = feed.header("etag").unwrap().to_owned();
+    // One connection: a body behind a 304 would be taken for the next answer.
+    let mut caller = crate::support::Caller::connect(gateway.http).await;
     for known in [tag.clone(), format!("W/{tag}"), format!("\"x\", {tag}"), "*".to_owned()] {
-        let again = get("/status.rss").header("if-none-match", &known).send(gateway.http).await;
-        assert_eq!(
-            (again.status, again.body.len(), again.header("etag")),
-            (304, 0, Some(tag.as_str())),
-            "{known}"
-        );
+        caller.send(&get("/status.rss").header("if-none-match", &known)).await;
+        let again = caller.head().await;
+        assert_eq!((again.status, again.header("etag")), (304, Some(tag.as_str())), "{known}");
     }
     let other = get("/status.rss").header("if-none-match", "\"x\"").send(gateway.http).await;
     assert_eq!(other.status, 200);

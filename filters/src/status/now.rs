@@ -107,7 +107,8 @@ impl Steady {
             }
         }
         let shown = self.shown(now);
-        self.since = shown.filter(|level| *level > Level::Operational).and(self.since.or(Some(now)));
+        let is_trouble = shown > Some(Level::Operational);
+        self.since = is_trouble.then(|| self.since.unwrap_or(now));
         shown
     }
 

@@ -79,6 +79,9 @@ export class Browser {
     const { sessionId } = await this.send('Target.attachToTarget', { targetId, flatten: true });
     const page = new Page(this, sessionId, targetId);
     await page.send('Page.enable');
+    // Answers may be kept for some seconds; a test wants the one of now.
+    await page.send('Network.enable');
+    await page.send('Network.setCacheDisabled', { cacheDisabled: true });
     await page.send('Emulation.setDeviceMetricsOverride', { width, height, deviceScaleFactor: 1, mobile: width < 500 });
     const features = [{ name: 'prefers-color-scheme', value: dark ? 'dark' : 'light' }];
     await page.send('Emulation.setEmulatedMedia', { features });
