@@ -9,7 +9,7 @@ use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
 use super::language::{Language, rfc822, rfc3339};
-use super::page::{said, title_of};
+use super::page::{pick, said, title_of};
 use super::view::{Job, Model, Part, View};
 use crate::record::incidents::{Incident, Update};
 
@@ -127,8 +127,8 @@ pub(super) fn feed(view: &View, language: Language) -> Vec<u8> {
                         (PreEscaped("<link>")) (link) "#incident-" (incident.id) (PreEscaped("</link>"))
                         guid isPermaLink="false" { "tollgate-incident-" (incident.id) "-" (number) }
                         pubDate { (rfc822(update.at_ms)) }
-                        @let (_, text) = super::page::pick(&update.text, language).unwrap_or_else(|| (language.code(), ""));
-                        description { (if text.is_empty() { said(update.word, language) } else { text }) }
+                        @let text = pick(&update.text, language).map(|(_, text)| text);
+                        description { (text.unwrap_or_else(|| said(update.word, language))) }
                     }
                 }
             }

@@ -306,15 +306,13 @@ fn told(update: &Update, language: Language) -> Markup {
 
 /// The incident's title and its language: what a person called it, or what the machine does.
 pub(super) fn title_of(incident: &Incident, language: Language) -> (&str, &str) {
-    pick(&incident.title, language).unwrap_or_else(|| {
-        let words = language.words();
-        let title = match incident.severity {
-            Level::Operational | Level::Degraded => words.incident_degraded,
-            Level::Partly => words.incident_partly,
-            Level::Down => words.incident_down,
-        };
-        (language.code(), title)
-    })
+    let words = language.words();
+    let ours = match incident.severity {
+        Level::Operational | Level::Degraded => words.incident_degraded,
+        Level::Partly => words.incident_partly,
+        Level::Down => words.incident_down,
+    };
+    pick(&incident.title, language).unwrap_or_else(|| (language.code(), ours))
 }
 
 /// What the machine says with a word.
