@@ -462,17 +462,6 @@ struct Check {
 }
 
 impl Check {
-    fn drain(&mut self, drain: &raw::Drain) -> Drain {
-        let drain = Drain {
-            pre: drain.pre.map_or(Duration::from_secs(5), |s| s.0),
-            max: drain.max.map_or(Duration::from_secs(600), |s| s.0),
-        };
-        if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
-            self.fault("drain", "times must be at most 7 days");
-        }
-        drain
-    }
-
     fn fault(&mut self, path: impl Into<String>, message: impl Into<String>) {
         self.faults.push(path, message);
     }
@@ -737,6 +726,17 @@ impl Check {
         if value.is_zero() || value > SPAN_MAX {
             self.fault(path, "must be more than 0 and at most 7 days");
         }
+    }
+
+    fn drain(&mut self, raw: &raw::Drain) -> Drain {
+        let drain = Drain {
+            pre: raw.pre.map_or(Duration::from_secs(5), |s| s.0),
+            max: raw.max.map_or(Duration::from_secs(600), |s| s.0),
+        };
+        if drain.pre > SPAN_MAX || drain.max > SPAN_MAX {
+            self.fault("drain", "times must be at most 7 days");
+        }
+        drain
     }
 
     fn routing(&mut self, raw: &raw::Routing) -> Routing {

@@ -129,7 +129,7 @@ impl Watcher {
             }
         }
         for fact in late.iter().filter(|fact| !known.facts.contains_key(&fact.key())) {
-            tracing::error!(job = fact.subject, "{}: see docs/runbooks/job-late.md", fact.begins);
+            tracing::error!(job = fact.subject, "{}: see docs/runbooks/heartbeat.md", fact.begins);
         }
         late
     }

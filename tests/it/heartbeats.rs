@@ -59,12 +59,12 @@ async fn every_job_is_told_of_in_order_whoever_answers_500_or_hangs() {
     assert!(failed.body.contains("cannot be looked up"), "{}", failed.body);
     assert!(!gateway.log().contains("hidden-path"), "the URL is a secret: {}", gateway.log());
     // Who hangs keeps nobody else waiting, and the job itself goes on.
-    gateway.wait_for_metric_that("tollgate_job_failures_total{job=\"dns\"}", |failures| failures > 0).await;
+    gateway.wait_for_metric_that("tollgate_job_failures_total{task=\"dns\"}", |failures| failures > 0).await;
     let text = gateway.admin_page("/metrics").await.text();
     for line in [
-        "tollgate_job_period_seconds{job=\"sweep\"} 0.05",
-        "tollgate_job_late{job=\"certificates\"} 0",
-        "tollgate_job_last_success_unix_seconds{job=\"certificates\"} ",
+        "tollgate_job_period_seconds{task=\"sweep\"} 0.05",
+        "tollgate_job_late{task=\"certificates\"} 0",
+        "tollgate_job_last_success_unix_seconds{task=\"certificates\"} ",
     ] {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
@@ -96,7 +96,7 @@ async fn a_job_that_hangs_is_missed_and_its_return_is_told() {
     });
     assert_eq!(late["state"], "begins");
     gateway.wait_for_log("`credentials`");
-    gateway.wait_for_metric("tollgate_job_late{job=\"credentials\"}", 1).await;
+    gateway.wait_for_metric("tollgate_job_late{task=\"credentials\"}", 1).await;
     let writer = tokio::task::spawn_blocking(move || {
         let writer = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
@@ -110,5 +110,5 @@ async fn a_job_that_hangs_is_missed_and_its_return_is_told() {
         (of.len() == 2).then_some(of)
     });
     assert_eq!(told[1]["state"], "ends");
-    gateway.wait_for_metric("tollgate_job_late{job=\"credentials\"}", 0).await;
+    gateway.wait_for_metric("tollgate_job_late{task=\"credentials\"}", 0).await;
 }

@@ -181,7 +181,7 @@ async fn of_a_fleet_one_node_probes_and_speaks_and_another_takes_over_when_it_is
     assert_eq!((&told["subject"], &told["scope"]), (&"u0/up-a".into(), &"fleet".into()));
     let of_two = two.admin_page("/metrics").await.text();
     assert!(!of_two.contains("tollgate_probe_success{"), "it asks nobody: {of_two}");
-    assert!(of_two.contains("tollgate_job_late{job=\"probes\"} 0"), "and is not late with it");
+    assert!(of_two.contains("tollgate_job_late{task=\"probes\"} 0"), "and is not late with it");
     one.kill();
     two.wait_for_log("this node has the turn");
     wait_for_probe(&two, "u0/up-a", 0).await;

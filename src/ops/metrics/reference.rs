@@ -100,6 +100,15 @@ fn touch(metrics: &Metrics, fleet: &FleetMetrics) {
     let route = RouteLabels { model: "", operation: "", endpoint: "" };
     metrics.upstreams.watched(route, Form::Stream, Limits { head: Duration::ZERO, event: Duration::ZERO });
     metrics.node.certificate_expires.with_label_values(&[""]).set(0.0);
+    metrics.watch.probe_success.with_label_values(&["", ""]).set(0);
+    metrics.watch.probe_seconds.with_label_values(&["", ""]).set(0.0);
+    for one in [&metrics.watch.job_last_success, &metrics.watch.job_period] {
+        one.with_label_values(&[""]).set(0.0);
+    }
+    metrics.watch.job_late.with_label_values(&[""]).set(0);
+    metrics.watch.job_failures.with_label_values(&[""]).inc();
+    metrics.watch.notifications.with_label_values(&[""]).inc();
+    metrics.status.with_label_values(&[""]).set(0);
 }
 
 fn table(registry: &Registry) -> String {
