@@ -29,8 +29,8 @@ use crate::ops::notify::Notify;
 use crate::ops::otlp::{self, Sending, Telemetry};
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway, Warmer};
-use crate::record::Home;
 use crate::record::recorder::Recorder;
+use crate::record::{Home, Records};
 use crate::reload::{Fixed, Live, Reloader, Source};
 use crate::status::{self, StatusPage};
 use crate::store::Holds;
@@ -135,7 +135,7 @@ fn serve(
         recorder: Arc::clone(&recorder),
         telemetry,
     };
-    let records = Arc::new(home(&booted, &data).open().context("records")?);
+    let records = Arc::new(open_records(&home(&booted, &data))?);
     let certificates = listen.callers.iter().filter_map(|it| Some(it.tls.as_ref()?.cert.clone())).collect();
     let watch = watching::Watch::new(watching, &gateway, &booted, records, listen.admin.port(), certificates);
     let may_start_heirs = source.is_some();
@@ -335,6 +335,14 @@ fn tell(gateway: &Gateway, booted: &Booted, shown: Shown, reloader: Option<Arc<R
         data,
         status,
     }
+}
+
+/// For what is kept of probes and jobs. Nobody serves the worse for want of it.
+fn open_records(home: &Home) -> anyhow::Result<Records> {
+    home.open().or_else(|error| {
+        tracing::error!(%error, "what comes of probes and jobs is not kept: records.db cannot be opened");
+        Records::in_memory().context("records")
+    })
 }
 
 /// Where records are: beside the ledger.

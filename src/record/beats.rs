@@ -49,6 +49,11 @@ impl Records {
                             node, job, period_ms, started_ms, succeeded_ms, failed_ms, failure, now_ms
                         ])?;
                 }
+                // A job that is over is not in its node's word any more.
+                if let Some(beat) = beats.first() {
+                    let over = "DELETE FROM beat WHERE node = ?1 AND told_ms < ?2";
+                    transaction.execute(over, params![beat.node, now_ms])?;
+                }
                 transaction.execute("DELETE FROM beat WHERE told_ms < ?1", params![before])?;
                 transaction.commit()?;
             }
@@ -67,6 +72,10 @@ impl Records {
                     let row: [&(dyn tokio_postgres::types::ToSql + Sync); 8] =
                         [node, job, period_ms, started_ms, succeeded_ms, failed_ms, failure, &now_ms];
                     t.execute(&upsert, &row).await?;
+                }
+                if let Some(beat) = beats.first() {
+                    let over = "DELETE FROM beat WHERE node = $1 AND told_ms < $2";
+                    t.execute(over, &[&beat.node, &now_ms]).await?;
                 }
                 t.execute("DELETE FROM beat WHERE told_ms < $1", &[&before]).await?;
                 Ok(())
@@ -137,6 +146,13 @@ mod tests {
         records.keep_beats(&[beat("a", 1), beat("b", 1)], day).unwrap();
         records.keep_beats(&[beat("a", 2)], day + 1).unwrap();
         assert_eq!(records.beats().unwrap(), [beat("a", 2), beat("b", 1)]);
+        let other = BeatRow { job: "look".to_owned(), ..beat("a", 2) };
+        records.keep_beats(&[other.clone()], day + 2).unwrap();
+        assert_eq!(
+            records.beats().unwrap(),
+            [other, beat("b", 1)],
+            "a job that is over goes with the next word"
+        );
         records.keep_beats(&[beat("a", 3)], 2 * day + 1).unwrap();
         assert_eq!(records.beats().unwrap(), [beat("a", 3)]);
     }

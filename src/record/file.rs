@@ -1,6 +1,7 @@
 //! The file of records: `SQLite` in WAL mode. What a power cut takes of it is a second of history, no money.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
@@ -22,6 +23,10 @@ pub(super) fn open(path: &Path) -> Result<Connection, RecordError> {
     prepare(Connection::open(path)?)
 }
 
+pub(super) fn in_memory() -> Result<Connection, RecordError> {
+    prepare(Connection::open_in_memory()?)
+}
+
 pub(super) fn open_for_reading(path: &Path) -> Result<Connection, RecordError> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(BUSY)?;
@@ -39,6 +44,9 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 fn prepare(mut connection: Connection) -> Result<Connection, RecordError> {
+    // A file changes over to WAL for one who is alone with it: others are refused at once, whatever they would wait.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     connection.busy_timeout(BUSY)?;
     connection.set_transaction_behavior(TransactionBehavior::Immediate);
     // Before the first table: what is taken away goes back to the system piece by piece.

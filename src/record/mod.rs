@@ -119,6 +119,14 @@ impl Records {
         Ok(Self(Place::File(Mutex::new(file::open_for_reading(&path(data))?))))
     }
 
+    /// Nowhere for good, where there is no other place: what is kept goes with the process.
+    ///
+    /// # Errors
+    /// [`RecordError`] when `SQLite` cannot begin.
+    pub fn in_memory() -> Result<Self, RecordError> {
+        Ok(Self(Place::File(Mutex::new(file::in_memory()?))))
+    }
+
     /// Of a fleet: in the database of its ledger, which may be away.
     #[must_use]
     pub const fn of_fleet(ledger: Postgres) -> Self {

@@ -13,6 +13,7 @@
 
 mod data;
 mod language;
+mod news;
 mod page;
 mod view;
 mod watch;

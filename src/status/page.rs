@@ -202,35 +202,51 @@ fn jobs(jobs: &[Job], language: Language) -> Markup {
         JobState::Late => words.job_late,
         JobState::Failed => words.job_failed,
     };
+    let all_well = jobs.iter().all(|job| job.state == JobState::Well);
     html! {
         section class="block" aria-labelledby="jobs" {
             h2 id="jobs" { (words.jobs) }
-            table {
-                thead {
-                    tr {
-                        th scope="col" { (words.job) }
-                        th scope="col" { (words.job_state) }
-                        th scope="col" { (words.job_done) }
-                    }
-                }
-                tbody {
-                    @for job in jobs {
+            details open[!all_well] {
+                summary { (if all_well { words.jobs_well } else { words.jobs_ill }) }
+                table {
+                    thead {
                         tr {
-                            th scope="row" { bdi { (job.name) } }
-                            td {
-                                span class={ "state " (class(Some(job.state.level()))) } {
-                                    (sign(Some(job.state.level()))) (state(job.state))
+                            th scope="col" { (words.job) }
+                            th scope="col" { (words.job_state) }
+                            th scope="col" { (words.job_done) }
+                        }
+                    }
+                    tbody {
+                        @for job in jobs {
+                            tr {
+                                th scope="row" { (breakable(&job.name)) }
+                                td {
+                                    span class={ "state " (class(Some(job.state.level()))) } {
+                                        (sign(Some(job.state.level()))) (state(job.state))
+                                    }
                                 }
-                            }
-                            td {
-                                @match job.done_ms {
-                                    Some(at_ms) => { (time(at_ms, language)) },
-                                    None => { (words.never) },
+                                td {
+                                    @match job.done_ms {
+                                        Some(at_ms) => { (time(at_ms, language)) },
+                                        None => { (words.never) },
+                                    }
                                 }
                             }
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// A name of ours, which may be broken behind each part of it.
+fn breakable(name: &str) -> Markup {
+    html! {
+        bdi {
+            @for (number, part) in name.split('_').enumerate() {
+                @if number > 0 { "_" wbr; }
+                (part)
             }
         }
     }

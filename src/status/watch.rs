@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use filters::heartbeat::{Rule, Seen as Beaten};
 use filters::ids::EndpointId;
 use filters::slo::month::Month;
 use filters::slo::{Allowance, MINUTE_MS, start_of};
@@ -16,10 +17,12 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 use super::StatusPage;
+use super::news::news;
 use super::view::{Goal, Job, JobState, MODELS_MAX, Model, Part, View};
 use crate::books::Fleet;
 use crate::clock;
 use crate::config::checked;
+use crate::notice::Notifier;
 use crate::ops::Metrics;
 use crate::pool::{Pool, Snapshot};
 use crate::record::incidents::{Incident, Verb, VerbError};
@@ -183,6 +186,7 @@ impl Watch {
         }
         let mut read = Read { failed: false, ..Read::clone(&before) };
         read.incidents = records.incidents(begin_ms(day_of(now_ms) - DAYS))?;
+        news(&before.incidents, &read.incidents, now_ms).into_iter().for_each(Notifier::tell);
         read.probes.clear();
         for probe in records.probes_since(now_ms - PROBES_MS)? {
             read.probes.insert(probe.endpoint, probe.ok);
@@ -358,24 +362,36 @@ fn goal(promised: Allowance, month: Counted) -> Option<Goal> {
     Some(Goal { goal: promised.objective_per_million() / (1_000_000 / WHOLE), share, left })
 }
 
-/// Jobs of all nodes, each as it does where it does worst.
-fn jobs(beats: Vec<BeatRow>, now_ms: i64) -> Vec<Job> {
-    /// A job is late when it has not been done for so many of its periods, and for this long.
-    const PERIODS: i64 = 3;
-    const LATE_MS: i64 = 60_000;
+/// Jobs of all nodes, each as it does where it does worst. A node none of whose jobs has moved for some minutes has left.
+fn jobs(mut beats: Vec<BeatRow>, now_ms: i64) -> Vec<Job> {
+    const GONE_MS: i64 = 3 * MINUTE_MS;
+    /// As much later than its period a job may be done before it is shown as late.
+    const RULE: Rule = Rule { grace_ms: 4 * MINUTE_MS, spacing_ms: 0 };
+    let moved = |beat: &BeatRow| beat.started_ms.max(beat.succeeded_ms).max(beat.failed_ms);
+    let mut nodes: HashMap<String, i64> = HashMap::new();
+    for beat in &beats {
+        let last = nodes.entry(beat.node.clone()).or_default();
+        *last = moved(beat).max(*last);
+    }
+    let is_here = |node: &str| nodes.get(node).is_some_and(|at| now_ms.saturating_sub(*at) < GONE_MS);
+    if nodes.keys().any(|node| is_here(node)) {
+        beats.retain(|beat| is_here(&beat.node));
+    }
     let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
     for beat in beats {
-        let done_ms = (beat.succeeded_ms > 0)
-            .then(|| beat.succeeded_ms.div_euclid(MINUTE_MS).saturating_mul(MINUTE_MS));
-        let quiet_ms = now_ms.saturating_sub(beat.succeeded_ms.max(beat.started_ms));
-        let state = if beat.failed_ms > beat.succeeded_ms {
+        let BeatRow { job: name, period_ms, started_ms, succeeded_ms, failed_ms, failure: _, node: _ } = beat;
+        // One that has never begun has nothing to be late for.
+        let known_ms = if started_ms > 0 { started_ms } else { now_ms };
+        let seen = Beaten { period_ms, known_ms, started_ms, succeeded_ms, failed_ms };
+        let state = if seen.has_failed() {
             JobState::Failed
-        } else if quiet_ms > beat.period_ms.saturating_mul(PERIODS).saturating_add(LATE_MS) {
+        } else if seen.is_late(now_ms, RULE) {
             JobState::Late
         } else {
             JobState::Well
         };
-        let job = Job { name: beat.job, state, done_ms };
+        let done_ms = (succeeded_ms > 0).then(|| start_of(succeeded_ms, MINUTE_MS));
+        let job = Job { name, state, done_ms };
         let known = jobs.entry(job.name.clone()).or_insert_with(|| job.clone());
         known.state = known.state.max(job.state);
         known.done_ms = known.done_ms.min(job.done_ms);
@@ -387,23 +403,51 @@ fn jobs(beats: Vec<BeatRow>, now_ms: i64) -> Vec<Job> {
 mod tests {
     use super::*;
 
-    fn beat(job: &str, succeeded_ms: i64, failed_ms: i64) -> BeatRow {
-        let (job, period_ms) = (job.to_owned(), 10_000);
-        BeatRow { job, period_ms, started_ms: succeeded_ms, succeeded_ms, failed_ms, ..BeatRow::default() }
+    fn beat(node: &str, job: &str, succeeded_ms: i64, failed_ms: i64) -> BeatRow {
+        let (node, job, period_ms) = (node.to_owned(), job.to_owned(), 10_000);
+        BeatRow {
+            node,
+            job,
+            period_ms,
+            started_ms: succeeded_ms,
+            succeeded_ms,
+            failed_ms,
+            ..BeatRow::default()
+        }
+    }
+
+    fn states(beats: Vec<BeatRow>, now_ms: i64) -> Vec<(String, JobState)> {
+        jobs(beats, now_ms).into_iter().map(|job| (job.name, job.state)).collect()
     }
 
     #[test]
     fn a_job_is_shown_as_on_the_node_where_it_does_worst() {
         let now_ms = 10_000_000;
         let beats = vec![
-            beat("late", now_ms - 1_000, 0),
-            beat("late", now_ms - 90_001, 0),
-            beat("fails", now_ms - 2_000, now_ms - 1_000),
-            beat("well", now_ms - 90_000, now_ms - 100_000),
+            beat("a", "late", now_ms - 1_000, 0),
+            beat("b", "late", now_ms - 250_001, 0),
+            beat("b", "fails", now_ms - 2_000, now_ms - 1_000),
+            beat("a", "well", now_ms - 250_000, now_ms - 260_000),
+            BeatRow { started_ms: 0, ..beat("a", "waits", 0, 0) },
         ];
-        let found = jobs(beats, now_ms);
-        let found: Vec<_> = found.iter().map(|job| (job.name.as_str(), job.state)).collect();
-        assert_eq!(found, [("fails", JobState::Failed), ("late", JobState::Late), ("well", JobState::Well)]);
+        let expected = [
+            ("fails", JobState::Failed),
+            ("late", JobState::Late),
+            ("waits", JobState::Well),
+            ("well", JobState::Well),
+        ];
+        assert_eq!(states(beats, now_ms), expected.map(|(name, state)| (name.to_owned(), state)));
+    }
+
+    #[test]
+    fn a_node_that_has_left_is_late_for_nothing_unless_nobody_is_there() {
+        let now_ms = 10_000_000;
+        let left = beat("left", "sweep", now_ms - 900_000, 0);
+        let here = beat("here", "sweep", now_ms - 1_000, 0);
+        let well = [("sweep".to_owned(), JobState::Well)];
+        assert_eq!(states(vec![left.clone(), here], now_ms), well);
+        let late = [("sweep".to_owned(), JobState::Late)];
+        assert_eq!(states(vec![left], now_ms), late);
     }
 
     #[test]

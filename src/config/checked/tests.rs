@@ -76,13 +76,13 @@ fn unknown_keys_wrong_kinds_and_missing_keys_come_together() {
 #[test]
 fn a_fleet_needs_redis_postgres_and_a_folder_and_nothing_beside_them() {
     let with = |store: &str| GOOD.replace("embedded: { path: ./data }", store);
-    let postgres = "postgres: { url: postgres://u:hidden@db/t }";
-    let redis = "redis: { urls: [\"redis://:hidden@r:6379\"] }";
+    let postgres = "postgres: { url: postgres://u:sesame@db/t }";
+    let redis = "redis: { urls: [\"redis://:sesame@r:6379\"] }";
     let good = with(&format!("path: ./node, {redis}, {postgres}"));
     let config = parse(&good, vars).unwrap_or_else(|e| panic!("{e}"));
     let Store::Fleet(fleet) = &config.store else { panic!("{:?}", config.store) };
     assert_eq!((config.data.as_path(), fleet.redis.timeout), (Path::new("./node"), REDIS_TIMEOUT_MAX));
-    assert!(!format!("{config:?}").contains("hidden"), "passwords never print");
+    assert!(!format!("{config:?}").contains("sesame"), "passwords never print");
     for (store, path) in [
         (format!("path: ./node, {redis}"), "store"),
         (format!("{redis}, {postgres}"), "store.path"),

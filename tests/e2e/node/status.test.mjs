@@ -42,6 +42,7 @@ async function lookAt(what, languages = Object.keys(LANGUAGES), views = Object.k
     for (const view of views) {
       const page = await open(view, language);
       const name = `${what}-${language}-${view}`;
+      await page.ask('document.querySelectorAll("details").forEach((details) => { details.open = true; })');
       if (process.env.E2E_PICTURES) writeFileSync(join(process.env.E2E_PICTURES, `status-${name}.png`), await page.picture());
       assert.equal(await page.ask('document.documentElement.dir'), LANGUAGES[language]);
       const wide = await page.ask('document.documentElement.scrollWidth - document.documentElement.clientWidth');

@@ -1,6 +1,7 @@
 //! A batch counts once, a late one finds its minute, and what is old goes.
 
 use std::collections::HashMap;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use filters::slo::month::Month;
@@ -104,6 +105,22 @@ fn promised() -> Slo {
                 providers: { p: { dialect: openai, base_url: \"http://127.0.0.1:1/v1\" } }\n\
                 models: { m: { price: { input: 1, output: 1 }, limits: { context: 9, output: 9 }, routes: [{ provider: p }] } }\n";
     config::parse(yaml, |_| None).unwrap().slo
+}
+
+#[test]
+fn all_who_open_a_new_file_at_once_get_it() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let (all, at) = (Barrier::new(8), folder.path());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    all.wait();
+                    Records::open(at).map(drop).unwrap();
+                });
+            }
+        });
+    }
 }
 
 #[test]
