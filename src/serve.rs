@@ -389,8 +389,10 @@ fn raise_files_max(connections_max: usize) {
 fn server_conf(threads: usize) -> ServerConf {
     ServerConf {
         threads,
-        // One thread has nobody to steal from, and does without the locks for it.
-        work_stealing: threads > 1,
+        // Every thread keeps its tasks: that costs less. And Pingora loses a pooled connection, with an error in the log, when
+        // the task that watches over it lets go of it on another thread at that moment: two of five on an idle machine where
+        // tasks are stolen, one to five of a hundred where they are not, none with one thread (docs/performance.md).
+        work_stealing: false,
         // The planner counts; this only has to be larger. Every attempt may be sent twice.
         max_retries: 2 * ATTEMPTS_MAX + 2,
         // The drain is ours (see `drain`) and ends earlier than this.

@@ -1,7 +1,7 @@
 //! Whose turn it is: of all nodes one does what is to be done once for all of them, and tells what all of them see.
 //!
 //! A row in Postgres with an end that comes by itself. Whoever has the turn renews it well before; when that node is
-//! killed another one takes it within [`TERM`]. A node counts its own turn from before it asked, and a little shorter, so
+//! killed another one takes it within `TERM`. A node counts its own turn from before it asked, and a little shorter, so
 //! that no two have it at once whatever their clocks say.
 //!
 //! While Postgres does not answer nobody has the turn, so nothing is done twice. But something has to be told then: the

@@ -1,7 +1,7 @@
 //! Where whoever serves a call writes its records: in the kernel at once, without waiting for anybody.
 //!
 //! A ring of bytes in a file of the boot's folder, mapped ([`super::pages`]). The journal's thread copies what is new
-//! to the log at its next tick, says in the log how far it came ([`super::Record::Drained`]), and frees the place. So
+//! to the log at its next tick, says in the log how far it came (`Record::Drained`), and frees the place. So
 //! the log and what the ring has from there on are all that there is, whenever the process is killed.
 //!
 //! A place is counted in bytes since the boot began, and never comes again. `[check u32 LE][frame]`: the frame is that

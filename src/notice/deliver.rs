@@ -1,8 +1,8 @@
 //! From what happens to whoever is told.
 //!
 //! One task decides ([`filters::notice`]), one for each receiver delivers, in order. A message is tried until it is taken,
-//! with growing pauses, for [`AGE_MAX`]; so it may come twice, with the same id. A receiver that takes nothing has
-//! [`WAITING_MAX`] messages waiting; beyond it the oldest go. They wait in memory: what is still so after a restart is
+//! with growing pauses, for `AGE_MAX`; so it may come twice, with the same id. A receiver that takes nothing has
+//! `WAITING_MAX` messages waiting; beyond it the oldest go. They wait in memory: what is still so after a restart is
 //! found and told anew.
 
 use std::collections::VecDeque;

@@ -5,8 +5,8 @@
 //! [`filters::report`] lets pass, and once more in `before_send`: no message, no error's text, no stack. A panic's words
 //! are sent only where they are a literal of the source, since everything else may hold a caller's.
 //!
-//! Nobody waits for it: events go into a queue of [`QUEUE_MAX`] and beyond it nowhere, a thread of the crate sends them, the
-//! first few of a kind and minute. A process that leaves waits [`FLUSH`] at most. Without a DSN there is no thread, no
+//! Nobody waits for it: events go into a queue of `QUEUE_MAX` and beyond it nowhere, a thread of the crate sends them, the
+//! first few of a kind and minute. A process that leaves waits `FLUSH` at most. Without a DSN there is no thread, no
 //! queue and no hook.
 
 use std::borrow::Cow;

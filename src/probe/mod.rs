@@ -1,6 +1,6 @@
 //! Asks every route of every model, all the time, whether it answers: before a caller finds out.
 //!
-//! A probe is a call of ours: the smallest that its dialect has ([`filters::probe`]), sent as a call is ([`ask`]). It is
+//! A probe is a call of ours: the smallest that its dialect has ([`filters::probe`]), sent as a call is (`ask`). It is
 //! honest: only what a caller would have taken for an answer is one. A refusal, an error, silence, a 200 with something else
 //! in it, a cost that cannot be told: all of that is a route that is not well.
 //!

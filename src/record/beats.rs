@@ -147,7 +147,7 @@ mod tests {
         records.keep_beats(&[beat("a", 2)], day + 1).unwrap();
         assert_eq!(records.beats().unwrap(), [beat("a", 2), beat("b", 1)]);
         let other = BeatRow { job: "look".to_owned(), ..beat("a", 2) };
-        records.keep_beats(&[other.clone()], day + 2).unwrap();
+        records.keep_beats(std::slice::from_ref(&other), day + 2).unwrap();
         assert_eq!(
             records.beats().unwrap(),
             [other, beat("b", 1)],

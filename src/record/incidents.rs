@@ -4,8 +4,8 @@
 //! that see the same trouble at once open one incident. When that has to happen is decided in
 //! [`filters::status::incident`]; here is what is kept, for the machine and for people.
 //!
-//! Closed ones are kept for [`KEPT_DAYS`], and [`ROWS_MAX`] at most: the oldest go first. One has at most
-//! [`UPDATES_MAX`] updates; then people are told, and the machine says no more.
+//! Closed ones are kept for `KEPT_DAYS`, and `ROWS_MAX` at most: the oldest go first. One has at most
+//! `UPDATES_MAX` updates; then people are told, and the machine says no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 

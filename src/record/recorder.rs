@@ -4,7 +4,7 @@
 //! four times a second, names what it finds, and writes it in one transaction. What a `kill -9` takes is what it has not
 //! looked at yet: a quarter of a second.
 //!
-//! A database that does not answer is tried again. Meanwhile attempts wait up to [`WAITING_MAX`] of them, then the oldest
+//! A database that does not answer is tried again. Meanwhile attempts wait up to `WAITING_MAX` of them, then the oldest
 //! go, counted; good and bad calls are sums and wait on, whatever their number. A batch that was once tried stays as it
 //! is until it is written, so that it can be known by its number.
 

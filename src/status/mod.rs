@@ -1,7 +1,7 @@
 //! The status page: how every model does, for everybody, on the addresses where callers connect.
 //!
 //! It costs calls nothing. A task looks at the board once a second, for as long as it takes to copy a few flags
-//! ([`watch`]); another one reads what is kept among the records, and tells them of incidents. From what both know a page
+//! (`watch`); another one reads what is kept among the records, and tells them of incidents. From what both know a page
 //! is made at most every five seconds, at once where something has got worse, for every language; whoever asks gets
 //! bytes that are there already.
 //!
