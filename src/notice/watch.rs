@@ -152,9 +152,9 @@ impl Watcher {
 
     /// Models that nobody can be asked for.
     fn look_at_routes(&self, snapshot: &Snapshot) -> Vec<Fact> {
-        let standings = snapshot.upstreams.standings();
+        let glances = snapshot.upstreams.glances().into_iter();
         let may_be_asked: HashMap<&str, bool> =
-            standings.iter().map(|(name, _, may)| (*name, *may)).collect();
+            glances.map(|(name, glance)| (name, glance.admits())).collect();
         let refused = |model: &&Arc<crate::config::checked::Model>| {
             let mut routes = model.routes.iter().filter_map(|id| snapshot.catalogue.endpoints.get(id.0));
             !routes.any(|endpoint| may_be_asked.get(endpoint.name.as_str()).copied().unwrap_or(true))

@@ -231,17 +231,6 @@ impl Upstreams {
         self.lock().finish(pass);
     }
 
-    /// For each endpoint: its name, what health makes of its weight, and whether it may be asked.
-    #[must_use]
-    pub fn standings(&self) -> Vec<(&str, f64, bool)> {
-        let (now, board) = (clock::now(), self.lock());
-        let named = self.names.iter().enumerate().filter_map(|(at, name)| {
-            let (factor, may_be_asked) = board.endpoint(now, EndpointId(at))?;
-            Some((name.as_str(), factor, may_be_asked))
-        });
-        named.collect()
-    }
-
     /// How each endpoint stands, by its name.
     #[must_use]
     pub fn glances(&self) -> Vec<(&str, Glance)> {
@@ -250,11 +239,11 @@ impl Upstreams {
         named.filter_map(|(at, name)| Some((name.as_str(), board.glance(now, EndpointId(at))?))).collect()
     }
 
-    /// The watchdogs in force at each route, for short prompts.
+    /// The watchdogs in force at each route that was asked, for short prompts.
     #[must_use]
     pub fn watchdogs(&self, form: Form) -> Vec<Watchdogs> {
-        let mut board = self.lock();
-        let in_force = board.watchdogs(clock::now(), form);
+        let board = self.lock();
+        let in_force = board.watchdogs(form);
         let named = in_force.into_iter().filter_map(|(route, limits)| {
             let spec = board.layout().models.get(route.model.0)?;
             let (model, operation) = (spec.name.clone(), spec.operation);

@@ -132,11 +132,11 @@ impl Node {
     }
 
     fn factor(&self, n: usize) -> f64 {
-        self.pool.load().upstreams.standings()[n].1
+        self.pool.load().upstreams.glances()[n].1.factor
     }
 
     fn is_open(&self, n: usize) -> bool {
-        !self.pool.load().upstreams.standings()[n].2
+        !self.pool.load().upstreams.glances()[n].1.admits()
     }
 }
 

@@ -31,8 +31,8 @@ impl UpstreamMetrics {
         };
         let watchdog = Opts::new(
             "tollgate_watchdog_seconds",
-            "What the watchdogs of short prompts are now, learnt or configured: to the response head (`first_byte`) and to \
-             the first meaningful event (`first_event`), for streams and for whole answers.",
+            "What the watchdogs of short prompts are, learnt or configured, at routes that were asked: to the response head \
+             (`first_byte`) and to the first meaningful event (`first_event`), for streams and for whole answers.",
         );
         Ok(Self {
             info: gauges(

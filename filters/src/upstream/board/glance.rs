@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::{Board, Layout, Route, Standing};
+use super::{Board, Layout, Route, Standing, index};
 use crate::ids::{EndpointId, ModelId};
 use crate::upstream::breaker::Admission;
-use crate::upstream::watchdog::{Form, Limits};
+use crate::upstream::watchdog::{Form, Limits, PromptClass};
 
 /// How an endpoint stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,11 +75,18 @@ impl Board {
         })
     }
 
-    /// The watchdogs of short prompts that are in force at each route, in the order of the models and their routes.
-    pub fn watchdogs(&mut self, now: Instant, form: Form) -> Vec<(Route, Limits)> {
-        let routes: Vec<Route> = self.layout.routes().collect();
-        let in_force = |route: Route| Some((route, self.limits(now, route, form, 0)?));
-        routes.into_iter().filter_map(in_force).collect()
+    /// The watchdogs of short prompts that the latest attempts had, by route, in the order of the models and their routes.
+    /// A route that nobody was sent to has none: a catalogue has many times more routes than traffic. Learns nothing, so it
+    /// is a short look.
+    #[must_use]
+    pub fn watchdogs(&self, form: Form) -> Vec<(Route, Limits)> {
+        let in_force = |route: Route| {
+            let spec = self.layout.endpoints.get(route.endpoint.0)?;
+            let state = self.routes.get(&self.paced(route))?;
+            let (_, table) = state.paces.get(index(form))?.table.as_ref()?;
+            Some((route, table.limits(PromptClass::of(0), spec.first_byte, spec.first_event)))
+        };
+        self.layout.routes().filter_map(in_force).collect()
     }
 }
 

@@ -847,12 +847,15 @@ fn a_glance_tells_breaker_rest_and_credential_apart() {
 }
 
 #[test]
-fn every_route_shows_the_watchdogs_that_it_has() {
+fn a_route_that_was_asked_shows_the_watchdogs_that_it_has_and_no_other() {
     let mut played = Played::new(&[100, 80]);
-    let shown = played.board.watchdogs(played.now, Form::Stream);
-    assert_eq!(shown.iter().map(|(route, _)| route.endpoint.0).collect::<Vec<_>>(), [0, 1]);
-    for (route, limits) in shown {
-        let asked = played.board.limits(played.now, route, Form::Stream, 0);
-        assert_eq!(asked, Some(limits));
+    assert_eq!(played.board.watchdogs(Form::Stream), []);
+    for endpoint in [0, 1] {
+        let route = played.board.layout().routes().find(|route| route.endpoint.0 == endpoint).unwrap();
+        let asked = played.board.limits(played.now, route, Form::Stream, 0).unwrap();
+        let shown = played.board.watchdogs(Form::Stream);
+        assert_eq!(shown.len(), endpoint + 1);
+        assert_eq!(shown.last(), Some(&(route, asked)));
     }
+    assert_eq!(played.board.watchdogs(Form::Whole), []);
 }
