@@ -80,7 +80,7 @@ impl Buffer {
                 line.push(' ');
                 line.push_str(target);
                 line.push(':');
-                event.record(&mut Text(line));
+                event.record(&mut Fields { line, format });
             }
             Format::Json => {
                 line.push_str("{\"timestamp\":\"");
@@ -88,7 +88,7 @@ impl Buffer {
                 line.push_str("\",\"level\":\"");
                 line.push_str(level.as_str());
                 line.push('"');
-                event.record(&mut Json(line));
+                event.record(&mut Fields { line, format });
                 line.push_str(",\"target\":\"");
                 line.push_str(target);
                 line.push_str("\"}");
@@ -120,43 +120,9 @@ fn push_time(line: &mut String, known: &mut Option<(u64, String)>, micros: u64) 
     };
     line.push_str(text);
     line.push('.');
-    let digits = Digits::of(fraction + MICROS_OF_A_SECOND);
-    line.push_str(digits.text().get(1..).unwrap_or_default());
+    let mut digits = itoa::Buffer::new();
+    line.push_str(digits.format(fraction + MICROS_OF_A_SECOND).get(1..).unwrap_or_default());
     line.push('Z');
-}
-
-/// A number in decimal, without `core::fmt`.
-struct Digits {
-    bytes: [u8; 20],
-    begin: usize,
-}
-
-impl Digits {
-    fn of(mut number: u64) -> Self {
-        let mut bytes = [b'0'; 20];
-        let mut begin = bytes.len();
-        for place in bytes.iter_mut().rev() {
-            *place = b'0' + u8::try_from(number % 10).unwrap_or_default();
-            number /= 10;
-            begin -= 1;
-            if number == 0 {
-                break;
-            }
-        }
-        Self { bytes, begin }
-    }
-
-    fn text(&self) -> &str {
-        let bytes = self.bytes.get(self.begin..).unwrap_or_default();
-        std::str::from_utf8(bytes).unwrap_or_default()
-    }
-}
-
-fn push_signed(line: &mut String, number: i64) {
-    if number < 0 {
-        line.push('-');
-    }
-    line.push_str(Digits::of(number.unsigned_abs()).text());
 }
 
 /// Whether neither Rust's nor JSON's way to write a text in quotes would change it.
@@ -166,90 +132,66 @@ fn is_plain(text: &str) -> bool {
         .fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\'))
 }
 
-/// Fields as `name=value`.
-struct Text<'a>(&'a mut String);
+/// Fields behind what is in the line: as `name=value`, or as members of an object.
+struct Fields<'a> {
+    line: &'a mut String,
+    format: Format,
+}
 
-impl Text<'_> {
+impl Fields<'_> {
     fn name(&mut self, field: &Field) {
-        self.0.push(' ');
-        self.0.push_str(field.name());
-        self.0.push('=');
+        let (before, after) = match self.format {
+            Format::Text => (" ", "="),
+            Format::Json => (",\"", "\":"),
+        };
+        self.line.push_str(before);
+        self.line.push_str(field.name());
+        self.line.push_str(after);
+    }
+
+    fn number(&mut self, field: &Field, number: impl itoa::Integer) {
+        self.name(field);
+        self.line.push_str(itoa::Buffer::new().format(number));
     }
 }
 
-impl Visit for Text<'_> {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if !is_plain(value) {
-            return self.record_debug(field, &value);
-        }
-        self.name(field);
-        self.0.push('"');
-        self.0.push_str(value);
-        self.0.push('"');
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.name(field);
-        self.0.push_str(Digits::of(value).text());
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.name(field);
-        push_signed(self.0, value);
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.name(field);
-        self.0.push_str(if value { "true" } else { "false" });
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.name(field);
-        // Writing to memory does not fail.
-        let _written = write!(self.0, "{value:?}");
-    }
-}
-
-/// Fields as members of an object, behind others.
-struct Json<'a>(&'a mut String);
-
-impl Json<'_> {
-    fn name(&mut self, field: &Field) {
-        self.0.push_str(",\"");
-        self.0.push_str(field.name());
-        self.0.push_str("\":");
-    }
-}
-
-impl Visit for Json<'_> {
+impl Visit for Fields<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.name(field);
         if is_plain(value) {
-            self.0.push('"');
-            self.0.push_str(value);
-            self.0.push('"');
-        } else {
-            self.0.push_str(&serde_json::Value::from(value).to_string());
+            self.line.push('"');
+            self.line.push_str(value);
+            self.line.push('"');
+            return;
         }
+        // Writing to memory does not fail.
+        let _written = match self.format {
+            Format::Text => write!(self.line, "{value:?}"),
+            Format::Json => write!(self.line, "{}", serde_json::Value::from(value)),
+        };
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.name(field);
-        self.0.push_str(Digits::of(value).text());
+        self.number(field, value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.name(field);
-        push_signed(self.0, value);
+        self.number(field, value);
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.name(field);
-        self.0.push_str(if value { "true" } else { "false" });
+        self.line.push_str(if value { "true" } else { "false" });
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        match self.format {
+            Format::Text => {
+                self.name(field);
+                let _written = write!(self.line, "{value:?}");
+            }
+            Format::Json => self.record_str(field, &format!("{value:?}")),
+        }
     }
 }
 
