@@ -1,145 +1,176 @@
-//! The public service, with what Pingora's own lacks.
+//! The public service: as many of Pingora's services as there are threads that serve, of one thread each.
 //!
-//! A heartbeat on the proxy's own threads: each of Pingora's services has a runtime of its own, so that an
-//! answering admin port says nothing of calls. While the proxy's threads turn, a service manager that
-//! asked for it (`WATCHDOG_USEC`) is told so; when they are stuck it is not, and restarts us.
+//! Each has a door of [`edge`] and Pingora's proxy behind it, with connections to upstreams of its own, and whoever keeps
+//! some of them warm; the first has the doorman too, who gives connections to all of them (`edge/doorman` says why).
 //!
-//! Listening sockets that were bound before, or handed over by another process; every one of them is a door of
-//! [`edge`], with what HTTP/2 may do there.
+//! A heartbeat on these threads: each of Pingora's services has a runtime of its own, so that an
+//! answering admin port says nothing of calls. While all of them turn, a service manager that
+//! asked for it (`WATCHDOG_USEC`) is told so; when one is stuck it is not, and restarts us.
 //!
 //! Patience when another process takes over: Pingora would drop every connection that has not sent its
 //! request yet at the moment when it stops accepting, also one that came a microsecond before.
 
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::IntoRawFd as _;
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use pingora::apps::{HttpServerOptions, ServerApp};
-use pingora::listeners::{L4BufferSettings, ListenerConfig};
-use pingora::protocols::Stream;
+use pingora::apps::HttpServerOptions;
 use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::server::configuration::ServerConf;
 use pingora::server::{ListenFds, ShutdownWatch};
-use pingora::services::listening::Service;
+use pingora::services::Service;
 use pingora_proxy::{HttpProxy, http_proxy};
 use tokio::sync::watch;
 
 use crate::config::checked::Bounds;
-use crate::drain::Drain;
-use crate::edge::{self, Connections, Door};
+use crate::edge::{self, Arrivals, Connections, Door, Doorman, Seat};
 use crate::ops::notify::Notify;
-use crate::proxy::{self, Gateway};
+use crate::proxy::{self, Gateway, Warmer};
 
-/// Between a caller's socket and its reader, for the few bytes that the door looks at one by one; whoever reads
-/// more at once reads past it. Pingora's default of 64 KiB is most of what an idle connection costs.
-const READ_BUFFER_BYTES: usize = 256;
-/// What is written waits in our own buffer, which is there only as long as it does (`edge::line`).
-const WRITE_BUFFER_BYTES: usize = 0;
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
 /// path of 100 ms until they are faster than 10 MB/s.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// And on all streams of a connection; no caller can make us keep more.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
-/// A service of Pingora's that has a heartbeat and listens on sockets that are there already.
-pub struct Front<S> {
-    pub service: S,
-    pub entrance: Entrance,
-}
-
 /// Where callers come in.
 pub struct Entrance {
-    /// By the addresses that the service listens at; they go to Pingora when it starts.
-    pub sockets: Vec<(SocketAddr, TcpListener)>,
+    pub sockets: Vec<TcpListener>,
+    pub listeners: Vec<edge::Listener>,
     pub notify: Arc<Notify>,
-    /// Turns true when it accepts.
+    /// Turns true when connections are accepted.
     pub started: Arc<AtomicBool>,
 }
 
-/// An application of Pingora's that lets connections linger.
-pub struct Patient<A> {
-    pub app: Arc<A>,
-    pub drain: Arc<Drain>,
+/// A thread that serves.
+pub struct Front {
+    conf: Arc<ServerConf>,
+    gateway: Gateway,
+    listeners: Arc<[edge::Listener]>,
+    /// Taken by the start.
+    arrivals: Option<Arrivals>,
+    /// Of the first alone; taken by the start.
+    doorman: Option<Doorman>,
+    index: usize,
+    crew: Arc<Crew>,
+}
+
+/// What the threads know of each other.
+struct Crew {
+    notify: Arc<Notify>,
+    started: Arc<AtomicBool>,
+    /// Which of them have turned since the last heartbeat.
+    turned: Vec<AtomicBool>,
+    /// How many still have connections that may send a request.
+    open: AtomicUsize,
+}
+
+/// The public service on so many threads.
+#[must_use]
+pub fn services(conf: &Arc<ServerConf>, threads: usize, gateway: &Gateway, entrance: Entrance) -> Vec<Front> {
+    let Entrance { sockets, listeners, notify, started } = entrance;
+    let bounds = gateway.bounds.load_full();
+    let metrics = Arc::clone(&gateway.metrics);
+    let per_address_max = bounds.connections_per_address_max;
+    let connections = Connections::new(bounds.connections_max, per_address_max, metrics.connections.clone());
+    let listeners: Arc<[edge::Listener]> = listeners.into();
+    let turned = (0..threads).map(|_| AtomicBool::new(false)).collect();
+    let crew = Arc::new(Crew { notify, started, turned, open: AtomicUsize::new(threads) });
+    let (seats, ends): (Vec<Seat>, Vec<Arrivals>) = (0..threads).map(|_| Seat::new()).unzip();
+    let mut doorman = Some(Doorman { sockets, seats, connections, metrics });
+    let front = |(index, arrivals)| Front {
+        conf: Arc::clone(conf),
+        gateway: gateway.clone(),
+        listeners: Arc::clone(&listeners),
+        arrivals: Some(arrivals),
+        doorman: doorman.take(),
+        index,
+        crew: Arc::clone(&crew),
+    };
+    ends.into_iter().enumerate().map(front).collect()
 }
 
 #[async_trait]
-impl<A: ServerApp + Send + Sync + 'static> ServerApp for Patient<A> {
-    async fn process_new(self: &Arc<Self>, session: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        self.app.process_new(session, shutdown).await
+impl Service for Front {
+    async fn start_service(&mut self, _fds: Option<ListenFds>, shutdown: ShutdownWatch, _per_fd: usize) {
+        let Some(arrivals) = self.arrivals.take() else { return };
+        // Made here, by each thread for itself: it reads what certificates the system trusts.
+        let door = Arc::new(door(&self.conf, self.gateway.clone(), Arc::clone(&self.listeners)));
+        let Gateway { pool, drain, .. } = &self.gateway;
+        let warmer = Warmer::new(Arc::clone(&door.app), Arc::clone(pool), Arc::clone(drain));
+        let doorman = self.doorman.take();
+        // The heart beats until the runtime ends: calls go on after the sockets have closed.
+        futures::join!(
+            self.serve(&door, arrivals, doorman, shutdown),
+            warmer.run(),
+            self.crew.beat(self.index)
+        );
     }
 
-    /// Called when nothing is accepted any more.
-    async fn cleanup(&self) {
-        self.drain.linger().await;
-        self.app.cleanup().await;
-        self.drain.be_quiet();
-    }
-}
-
-#[async_trait]
-impl<S: pingora::services::Service> pingora::services::Service for Front<S> {
-    async fn start_service(
-        &mut self,
-        fds: Option<ListenFds>,
-        shutdown: ShutdownWatch,
-        listeners_per_fd: usize,
-    ) {
-        let Entrance { sockets, notify, started } = &mut self.entrance;
-        if let Some(fds) = &fds {
-            for (address, socket) in sockets.drain(..) {
-                fds.lock().add(address.to_string(), socket.into_raw_fd());
-            }
-        }
-        started.store(true, Ordering::Release);
-        // The heart beats until the runtime ends: calls go on after the listeners have closed.
-        let serve = self.service.start_service(fds, shutdown, listeners_per_fd);
-        futures::future::join(serve, beat(notify)).await;
-    }
-
-    fn name(&self) -> &str {
-        self.service.name()
+    fn name(&self) -> &'static str {
+        "gateway"
     }
 
     fn threads(&self) -> Option<usize> {
-        self.service.threads()
-    }
-
-    fn listen_addresses(&self) -> Option<Vec<String>> {
-        self.service.listen_addresses()
+        Some(1)
     }
 }
 
-/// The public service: a door at every socket of the entrance, and Pingora's proxy behind them.
-#[must_use]
-pub fn service(
-    conf: &Arc<ServerConf>,
-    gateway: Gateway,
-    listeners: Vec<edge::Listener>,
-    entrance: Entrance,
-) -> Front<Service<Patient<Door<HttpProxy<Gateway>>>>> {
-    let drain = Arc::clone(&gateway.drain);
-    let app = Patient { app: Arc::new(door(conf, gateway, listeners)), drain };
-    let mut service = Service::new("gateway".to_owned(), app);
-    for (address, _) in &entrance.sockets {
-        let buffers = L4BufferSettings::default().read(READ_BUFFER_BYTES).write(WRITE_BUFFER_BYTES);
-        service.add_listener(ListenerConfig::tcp(address.to_string()).l4_buffer(buffers));
+impl Front {
+    /// Lets in who arrives, until nobody may any more.
+    async fn serve(
+        &self,
+        door: &Arc<Door<HttpProxy<Gateway>>>,
+        mut arrivals: Arrivals,
+        doorman: Option<Doorman>,
+        shutdown: ShutdownWatch,
+    ) {
+        let accept = async {
+            if let Some(doorman) = doorman {
+                self.crew.started.store(true, Ordering::Release);
+                doorman.run(shutdown.clone()).await;
+            }
+        };
+        let let_in = async {
+            while let Some(arrival) = arrivals.recv().await {
+                door.let_in(arrival, &shutdown);
+            }
+        };
+        futures::join!(accept, let_in);
+        self.gateway.drain.linger().await;
+        door.close().await;
+        if self.crew.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.gateway.drain.be_quiet();
+        }
     }
-    Front { service, entrance }
+}
+
+impl Crew {
+    /// Says that all threads turn, as often as somebody wants to hear it.
+    async fn beat(&self, index: usize) {
+        let (Some(every), Some(own)) = (self.notify.heartbeat(), self.turned.get(index)) else { return };
+        let mut tick = tokio::time::interval(every);
+        loop {
+            tick.tick().await;
+            own.store(true, Ordering::Release);
+            if self.turned.iter().all(|turned| turned.load(Ordering::Acquire)) {
+                self.turned.iter().for_each(|turned| turned.store(false, Ordering::Release));
+                self.notify.alive();
+            }
+        }
+    }
 }
 
 /// The door, and behind it Pingora's proxy.
 fn door(
     conf: &Arc<ServerConf>,
     gateway: Gateway,
-    listeners: Vec<edge::Listener>,
+    listeners: Arc<[edge::Listener]>,
 ) -> Door<HttpProxy<Gateway>> {
     let metrics = Arc::clone(&gateway.metrics);
     let live_bounds = Arc::clone(&gateway.bounds);
     let bounds = live_bounds.load_full();
-    let per_address_max = bounds.connections_per_address_max;
-    let connections = Connections::new(bounds.connections_max, per_address_max, metrics.connections.clone());
     let mut options = HttpServerOptions::default();
     options.h2_idle_timeout = Some(bounds.keepalive);
     // Not to serve it: our own door refuses it, in words that callers read.
@@ -151,7 +182,6 @@ fn door(
     Door {
         app: Arc::new(proxy),
         listeners,
-        connections,
         metrics,
         bounds: live_bounds,
         refusal: proxy::unreadable,
@@ -171,13 +201,4 @@ fn http2(bounds: &Bounds) -> H2Options {
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     options
-}
-
-async fn beat(notify: &Notify) {
-    let Some(every) = notify.heartbeat() else { return };
-    let mut tick = tokio::time::interval(every);
-    loop {
-        tick.tick().await;
-        notify.alive();
-    }
 }

@@ -70,7 +70,7 @@ impl Sockets {
         if !self.open.iter().any(|(known, _)| *known == address) {
             let bound = bind(address, self.tries, || std::thread::sleep(LOOK))
                 .with_context(|| format!("cannot bind {field} {address}"))?;
-            // Both Pingora and axum poll them.
+            // They are polled.
             bound.set_nonblocking(true)?;
             self.open.push((address, bound));
         }
@@ -83,12 +83,12 @@ impl Sockets {
     ///
     /// # Errors
     /// When one cannot be bound.
-    pub fn open(&mut self, listen: &Listen) -> anyhow::Result<Vec<(SocketAddr, TcpListener)>> {
+    pub fn open(&mut self, listen: &Listen) -> anyhow::Result<Vec<TcpListener>> {
         let wanted = |address: SocketAddr| {
             address == listen.admin || listen.callers.iter().any(|listener| listener.address == address)
         };
         self.open.retain(|(address, _)| wanted(*address));
-        let open = |listener: &Listener| Ok((listener.address, self.get(listener.field, listener.address)?));
+        let open = |listener: &Listener| self.get(listener.field, listener.address);
         listen.callers.iter().map(open).collect()
     }
 }

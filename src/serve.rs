@@ -28,7 +28,7 @@ use crate::ops::Metrics;
 use crate::ops::notify::Notify;
 use crate::ops::otlp::{self, Sending, Telemetry};
 use crate::pool::{Pool, Snapshot};
-use crate::proxy::{Bodies, Gateway, Warmer};
+use crate::proxy::{Bodies, Gateway};
 use crate::record::recorder::Recorder;
 use crate::record::{Home, Records};
 use crate::reload::{Fixed, Live, Reloader, Source};
@@ -118,7 +118,6 @@ fn serve(
     let books = open_books(&mut booted, &pool, &data)?;
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
-    let warmer = Arc::new(Warmer::default());
     let recorder = Recorder::start(home(&booted, &data), keep, slo, Arc::clone(&metrics))?;
     let (telemetry, sending) = collect(collector.as_deref(), &metrics)?;
     let gateway = Gateway {
@@ -128,7 +127,6 @@ fn serve(
         bounds: Arc::new(ArcSwap::from_pointee(bounds)),
         books: Arc::clone(&books),
         keyed: Arc::default(),
-        warmer: Arc::clone(&warmer),
         status: Arc::new(page),
         metrics,
         drain: Arc::clone(&drain_state),
@@ -171,10 +169,9 @@ fn serve(
     let shown = Shown { serving, token, certificates, data, status: Arc::clone(&status) };
     let admin = tell(&gateway, &booted, shown, reloader);
 
-    let entrance = Entrance { sockets: doors, notify: Arc::clone(&notify), started };
-    let warm = Warm { warmer, pool, drain: Arc::clone(&drain_state) };
-    let mut server = server(listen.threads, gateway, listeners, entrance);
-    add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, warm, status);
+    let entrance = Entrance { sockets: doors, listeners, notify: Arc::clone(&notify), started };
+    let mut server = server(listen.threads, &gateway, entrance);
+    add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, status);
     server.add_service(background_service("watch", watch));
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
@@ -221,24 +218,19 @@ fn read_anew(
 }
 
 /// Pingora, with the public service.
-fn server(threads: usize, gateway: Gateway, listeners: Vec<edge::Listener>, entrance: Entrance) -> Server {
-    let mut server = Server::new_with_opt_and_conf(None, server_conf(threads));
+fn server(threads: usize, gateway: &Gateway, entrance: Entrance) -> Server {
+    let mut server = Server::new_with_opt_and_conf(None, server_conf());
     server.bootstrap();
-    server.add_service(front::service(&server.configuration, gateway, listeners, entrance));
+    for front in front::services(&server.configuration, threads, gateway, entrance) {
+        server.add_service(front);
+    }
     server
 }
 
 /// What runs beside the public service.
-fn add_background(
-    server: &mut Server,
-    admin: AdminService,
-    keeper: Keeper,
-    warm: Warm,
-    watch: Arc<status::Watch>,
-) {
+fn add_background(server: &mut Server, admin: AdminService, keeper: Keeper, watch: Arc<status::Watch>) {
     server.add_service(background_service("admin", admin));
     server.add_service(background_service("keeper", keeper));
-    server.add_service(background_service("warmer", warm));
     server.add_service(background_service("status", StatusService(watch)));
 }
 
@@ -386,12 +378,10 @@ fn raise_files_max(connections_max: usize) {
     }
 }
 
-fn server_conf(threads: usize) -> ServerConf {
+fn server_conf() -> ServerConf {
     ServerConf {
-        threads,
-        // Every thread keeps its tasks: that costs less. And Pingora loses a pooled connection, with an error in the log, when
-        // the task that watches over it lets go of it on another thread at that moment: two of five on an idle machine where
-        // tasks are stolen, one to five of a hundred where they are not, none with one thread (docs/performance.md).
+        // Of each service; the public one is many of them (see `front`).
+        threads: 1,
         work_stealing: false,
         // The planner counts; this only has to be larger. Every attempt may be sent twice.
         max_retries: 2 * ATTEMPTS_MAX + 2,
@@ -439,19 +429,5 @@ struct StatusService(Arc<status::Watch>);
 impl BackgroundService for StatusService {
     async fn start(&self, _shutdown: ShutdownWatch) {
         Arc::clone(&self.0).run().await;
-    }
-}
-
-/// Opens connections ahead of need.
-struct Warm {
-    warmer: Arc<Warmer>,
-    pool: Arc<Pool>,
-    drain: Arc<Drain>,
-}
-
-#[async_trait]
-impl BackgroundService for Warm {
-    async fn start(&self, _shutdown: ShutdownWatch) {
-        Arc::clone(&self.warmer).run(Arc::clone(&self.pool), Arc::clone(&self.drain)).await;
     }
 }

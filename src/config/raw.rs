@@ -104,7 +104,7 @@ pub struct Listen {
     /// Health and metrics, without authentication, and the verbs on the books, with the token in the store's folder: never
     /// on a public address.
     pub admin: String,
-    /// Worker threads of the proxy. Default: one per core.
+    /// Threads that serve, each with connections to upstreams of its own. Default: one per core.
     #[deserr(default)]
     pub threads: Option<u16>,
 }

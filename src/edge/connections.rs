@@ -27,6 +27,8 @@ pub struct Connections {
 #[derive(Debug)]
 pub(super) struct Counted {
     connections: Arc<Connections>,
+    /// Those of its thread.
+    of_thread: Arc<AtomicUsize>,
     address: Option<IpAddr>,
 }
 
@@ -38,13 +40,15 @@ impl Connections {
         Arc::new(Self { all_max, per_address_max, all, by_address, open })
     }
 
-    /// Counts one more, of an address that is not known yet.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Counted, Refused> {
+    /// Counts one more, for its thread too. Its address is not known yet.
+    pub(super) fn enter(self: &Arc<Self>, of_thread: &Arc<AtomicUsize>) -> Result<Counted, Refused> {
         let one_more = |all: usize| (all < self.all_max).then_some(all + 1);
         match self.all.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
             Ok(_) => {
                 self.open.inc();
-                Ok(Counted { connections: Arc::clone(self), address: None })
+                of_thread.fetch_add(1, Ordering::Relaxed);
+                let (connections, of_thread) = (Arc::clone(self), Arc::clone(of_thread));
+                Ok(Counted { connections, of_thread, address: None })
             }
             Err(_) => Err(Refused::AllTaken),
         }
@@ -78,6 +82,7 @@ impl Drop for Counted {
                 }
             }
         }
+        self.of_thread.fetch_sub(1, Ordering::Relaxed);
         self.connections.all.fetch_sub(1, Ordering::AcqRel);
         self.connections.open.dec();
     }
@@ -109,8 +114,9 @@ mod tests {
     #[test]
     fn the_bound_of_an_address_holds_until_one_of_its_connections_closes() {
         let connections = connections(10, 2);
-        let enter =
-            |address| connections.enter().and_then(|one| one.from(ip(address))).map_err(Refused::word);
+        let enter = |address| {
+            connections.enter(&Arc::default()).and_then(|one| one.from(ip(address))).map_err(Refused::word)
+        };
         let first = enter("192.0.2.1").unwrap();
         let _second = enter("::ffff:192.0.2.1").unwrap();
         assert_eq!(enter("192.0.2.1").unwrap_err(), "address_taken");
@@ -123,12 +129,15 @@ mod tests {
     #[test]
     fn the_bound_of_all_holds_until_one_closes_and_nothing_is_kept_of_those_that_left() {
         let connections = connections(2, 2);
-        let first = connections.enter().unwrap().from(ip("192.0.2.1")).unwrap();
-        let second = connections.enter().unwrap();
-        assert_eq!(connections.enter().unwrap_err(), Refused::AllTaken);
+        let of_thread = Arc::default();
+        let first = connections.enter(&of_thread).unwrap().from(ip("192.0.2.1")).unwrap();
+        let second = connections.enter(&of_thread).unwrap();
+        assert_eq!(connections.enter(&of_thread).unwrap_err(), Refused::AllTaken);
+        assert_eq!(of_thread.load(Ordering::Relaxed), 2, "a refused one is not counted");
         drop(first);
-        let third = connections.enter().unwrap();
+        let third = connections.enter(&of_thread).unwrap();
         drop((second, third));
+        assert_eq!(of_thread.load(Ordering::Relaxed), 0);
         assert!(connections.by_address.lock().unwrap().is_empty() && connections.open.get() == 0);
     }
 

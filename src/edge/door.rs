@@ -1,34 +1,32 @@
-//! The door: a socket that Pingora has accepted, on its way to the proxy.
+//! The door: a socket that was accepted, on its way to the proxy.
 //!
-//! One way for all listeners: count it, hear whose it is, count it for its caller, shake hands or find
+//! One way for all listeners: hear whose it is, count it for its caller, shake hands or find
 //! out the protocol, hand it to Pingora as a [`Line`]. All of it, with the first request's head behind
 //! it, has one `bounds.head_timeout`.
 //!
 //! HTTP/2 without TLS is found out here too, by bytes that are put back: Pingora's own look at the
 //! preface (`HttpServerOptions::h2c`) waits for 24 bytes without a limit, for callers of HTTP/1.1 too.
-//!
-//! The listeners belong to Pingora's `Service` as plain TCP, TLS or not. So its upgrade hands over all
-//! of them under their addresses, and a certificate's change needs no new listener.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use pingora::apps::{HttpServerApp, ServerApp};
+use pingora::apps::{HttpServerApp, ServerApp as _};
 use pingora::protocols::l4::socket::SocketAddr as PingoraAddr;
 use pingora::protocols::l4::stream::Stream as Socket;
-use pingora::protocols::{ALPN, GetSocketDigest as _, IO, SocketDigest, Ssl as _, Stream};
+use pingora::protocols::{ALPN, IO, SocketDigest, Ssl as _, Stream};
 use pingora::server::ShutdownWatch;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, BufReader};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::connections::Counted;
+use super::doorman::Arrival;
 use super::line::{Instead, Line, Refusal};
 use super::proxy_protocol::{self, Said};
-use super::{Connection, Connections, Refused, Tls, requests};
+use super::{Connection, Refused, Tls, requests};
 use crate::clock;
 use crate::config::checked::{Bounds, ProxyProtocol};
 use crate::ops::Metrics;
@@ -36,14 +34,16 @@ use crate::ops::Metrics;
 /// How every connection of HTTP/2 begins (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// What is read at once while the door looks at bytes one by one.
+const LOOK_BYTES: usize = 256;
+
 /// Pingora counts the wait for a further request in whole seconds.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
 
 /// Lets connections in, to an app that speaks HTTP.
 pub struct Door<A> {
     pub app: Arc<A>,
-    pub listeners: Vec<Listener>,
-    pub connections: Arc<Connections>,
+    pub listeners: Arc<[Listener]>,
     pub metrics: Arc<Metrics>,
     /// A connection keeps those that it began with.
     pub bounds: Arc<ArcSwap<Bounds>>,
@@ -61,25 +61,14 @@ pub struct Listener {
     pub proxy_protocol: Option<ProxyProtocol>,
 }
 
-#[async_trait]
-impl<A: HttpServerApp + Send + Sync + 'static> ServerApp for Door<A>
-where
-    Self: Send + Sync,
-{
-    /// Lets a connection in; its life is a task of its own. Pingora's has room for a handshake of TLS, and would
-    /// keep 17 KiB for it as long as the connection lives.
-    async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        match self.open(stream).await {
-            Ok(line) => begin(live(Arc::clone(self), Box::new(line), shutdown.clone())),
-            Err(why) => {
-                self.metrics.connections_refused.with_label_values(&[why.word()]).inc();
-                tracing::debug!(why = why.word(), "a connection was not let in");
-            }
-        }
-        None
+impl<A: HttpServerApp + Send + Sync + 'static> Door<A> {
+    /// Lets a connection in; from then on it lives by itself, on this thread.
+    pub fn let_in(self: &Arc<Self>, arrival: Arrival, shutdown: &ShutdownWatch) {
+        begin(arrive(Arc::clone(self), arrival, shutdown.clone()));
     }
 
-    async fn cleanup(&self) {
+    /// Closes connections that wait for a request.
+    pub async fn close(&self) {
         self.closing.send_replace(true);
         self.app.http_cleanup().await;
     }
@@ -91,6 +80,21 @@ where
 )]
 fn begin(life: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(life));
+}
+
+/// A connection's way in. Its life is a task of its own: this one has room for a handshake of TLS, 17 KiB that would be
+/// kept as long as the connection lives.
+async fn arrive<A>(door: Arc<Door<A>>, arrival: Arrival, shutdown: ShutdownWatch)
+where
+    A: HttpServerApp + Send + Sync + 'static,
+{
+    match door.open(arrival).await {
+        Ok(line) => begin(live(door, Box::new(line), shutdown)),
+        Err(why) => {
+            door.metrics.connections_refused.with_label_values(&[why.word()]).inc();
+            tracing::debug!(why = why.word(), "a connection was not let in");
+        }
+    }
 }
 
 /// A connection's life, after it was let in. Like Pingora's own it ends by itself or with the runtime; what is
@@ -128,30 +132,23 @@ async fn tell(end: watch::Sender<bool>, mut shutdown: ShutdownWatch, connection:
 }
 
 impl<A> Door<A> {
-    async fn open(&self, stream: Stream) -> Result<Line, Refused> {
+    async fn open(&self, arrival: Arrival) -> Result<Line, Refused> {
         let bounds = self.bounds.load_full();
         let until = clock::now() + bounds.head_timeout;
-        let counted = self.connections.enter()?;
-        let socket = stream.into_any().downcast::<Socket>().map_err(|_| Refused::Left)?;
-        let opened = self.step_by_step(counted, *socket, until, &bounds);
+        let opened = self.step_by_step(arrival, until, &bounds);
         match tokio::time::timeout_at(until.into(), opened).await {
             Ok(opened) => opened,
             Err(_) => Err(Refused::TooSlow),
         }
     }
 
-    async fn step_by_step(
-        &self,
-        counted: Counted,
-        mut socket: Socket,
-        until: Instant,
-        bounds: &Bounds,
-    ) -> Result<Line, Refused> {
-        let (own, local) = addresses(&socket).ok_or(Refused::Left)?;
+    async fn step_by_step(&self, arrival: Arrival, until: Instant, bounds: &Bounds) -> Result<Line, Refused> {
+        let Arrival { socket, from, counted } = arrival;
+        let (mut socket, local) = taken_up(socket).map_err(|_| Refused::Left)?;
         let listener = self.listener(local).ok_or(Refused::Left)?;
         let caller = match &listener.proxy_protocol {
-            Some(rule) => whose(rule, &mut socket, own).await?,
-            None => own,
+            Some(rule) => whose(rule, &mut socket, from).await?,
+            None => from,
         };
         let caller = SocketAddr::new(caller.ip().to_canonical(), caller.port());
         let counted = counted.from(caller.ip())?;
@@ -196,11 +193,11 @@ impl<A> Door<A> {
     }
 }
 
-/// The two ends of a socket: the other's and ours.
-fn addresses(socket: &Socket) -> Option<(SocketAddr, SocketAddr)> {
-    let digest = socket.get_socket_digest()?;
-    let inet = |address: Option<&PingoraAddr>| address.and_then(PingoraAddr::as_inet).copied();
-    Some((inet(digest.peer_addr())?, inet(digest.local_addr())?))
+/// The socket on this thread, as Pingora takes one, and the address it was accepted at.
+fn taken_up(socket: std::net::TcpStream) -> io::Result<(Socket, SocketAddr)> {
+    socket.set_nodelay(true)?;
+    let local = socket.local_addr()?;
+    Ok((TcpStream::from_std(socket)?.into(), local))
 }
 
 /// What Pingora knows of the socket, with the caller's address in place of the load balancer's.
@@ -216,12 +213,22 @@ async fn whose(rule: &ProxyProtocol, socket: &mut Socket, own: SocketAddr) -> Re
     if !proxy_protocol::is_trusted(rule, own.ip()) {
         return if rule.required { Err(Refused::ProxyProtocol) } else { Ok(own) };
     }
-    match proxy_protocol::read(socket).await? {
-        Said::Caller(caller) => Ok(caller),
-        Said::Own => Ok(own),
+    let (said, ahead) = {
+        let mut reader = BufReader::with_capacity(LOOK_BYTES, &mut *socket);
+        (proxy_protocol::read(&mut reader).await?, reader.buffer().to_vec())
+    };
+    match said {
         Said::Nothing(_) if rule.required => Err(Refused::ProxyProtocol),
         Said::Nothing(read) => {
-            socket.rewind(&read);
+            socket.rewind(&[read, ahead].concat());
+            Ok(own)
+        }
+        Said::Caller(caller) => {
+            socket.rewind(&ahead);
+            Ok(caller)
+        }
+        Said::Own => {
+            socket.rewind(&ahead);
             Ok(own)
         }
     }
@@ -230,9 +237,12 @@ async fn whose(rule: &ProxyProtocol, socket: &mut Socket, own: SocketAddr) -> Re
 /// Whether a caller begins with HTTP/2. Takes nothing.
 async fn begins_with_preface(socket: &mut Socket) -> Result<bool, Refused> {
     let mut read = Vec::with_capacity(PREFACE.len());
+    let mut reader = BufReader::with_capacity(LOOK_BYTES, &mut *socket);
     while PREFACE.starts_with(&read) && read.len() < PREFACE.len() {
-        read.push(socket.read_u8().await.map_err(|_| Refused::Left)?);
+        read.push(reader.read_u8().await.map_err(|_| Refused::Left)?);
     }
+    let is_preface = read == PREFACE;
+    read.extend_from_slice(reader.buffer());
     socket.rewind(&read);
-    Ok(read == PREFACE)
+    Ok(is_preface)
 }

@@ -1,9 +1,9 @@
 //! The edge: from an accepted socket to a request that Pingora may read.
 //!
-//! Pingora accepts (so that its upgrade hands the listening sockets over) and reads HTTP. Between the
-//! two stands [`Door`], since Pingora 0.9.1 bounds neither how many connections there are nor how long
-//! a head may take, and knows no PROXY protocol: its hook before TLS is not called on plain listeners.
-//! `door` lets a connection in, step by step; `connections` counts; `proxy_protocol` says whose it is;
+//! Pingora reads HTTP. What comes before is ours, since Pingora 0.9.1 bounds neither how many connections there are
+//! nor how long a head may take, knows no PROXY protocol (its hook before TLS is not called on plain listeners), and
+//! leaves it to chance which thread gets a connection.
+//! `doorman` accepts and chooses the thread; `door` lets a connection in, step by step; `connections` counts; `proxy_protocol` says whose it is;
 //! `tls` shows our certificate, the newest good one; `line` is the stream that Pingora reads from, with
 //! a clock on heads and writes; `requests` waits for each request of HTTP/1.1; `connection` is what a request may know of its connection.
 //!
@@ -12,6 +12,7 @@
 mod connection;
 mod connections;
 mod door;
+mod doorman;
 mod line;
 mod proxy_protocol;
 mod requests;
@@ -20,6 +21,7 @@ mod tls;
 pub use connection::Connection;
 pub use connections::Connections;
 pub use door::{Door, Listener};
+pub use doorman::{Arrival, Arrivals, Doorman, Seat};
 pub use tls::Tls;
 
 /// Why a connection was not let in, or was ended by us.

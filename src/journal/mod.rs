@@ -275,8 +275,8 @@ impl Shared {
     fn put(&self, what: What) -> Result<(), What> {
         let mut room = [0; FRAME_BYTES_MAX];
         let frame = match &what {
-            What::Hold(hold) => hold.hold.frame(&mut room),
-            What::Settle(settled) => settled.frame(&mut room),
+            What::Hold(hold) => hold.hold.lent().frame(&mut room),
+            What::Settle(settled) => settled.lent().frame(&mut room),
         };
         let Ok(frame) = frame else { return Err(what) };
         let is_hold = matches!(what, What::Hold(_));

@@ -43,7 +43,7 @@ pub enum Record {
 
 /// A record as it is written while somebody else has it: variant for variant what [`Record`] is.
 #[derive(Serialize)]
-enum Lent<'a> {
+pub(super) enum Lent<'a> {
     Hold(&'a Hold),
     #[expect(dead_code, reason = "it takes the place that progress has in a record")]
     Progress,
@@ -148,39 +148,26 @@ impl Record {
 }
 
 impl Hold {
-    /// Frames it as it is written, with the pool where there is one, into `room`.
-    ///
-    /// # Errors
-    /// [`BadFrame::Damaged`] when it does not fit.
-    pub(super) fn frame<'r>(&self, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
+    /// As it is written: with the pool, where there is one.
+    pub(super) fn lent(&self) -> Lent<'_> {
         match self.pool {
-            Some(pool) => frame(&Lent::PooledHold(pool, self), room),
-            None => frame(&Lent::Hold(self), room),
-        }
-    }
-
-    /// Appends its frame to `out`.
-    ///
-    /// # Errors
-    /// [`BadFrame::Damaged`] when it is too long to be read again.
-    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
-        match self.pool {
-            Some(pool) => append(&Lent::PooledHold(pool, self), out),
-            None => append(&Lent::Hold(self), out),
+            Some(pool) => Lent::PooledHold(pool, self),
+            None => Lent::Hold(self),
         }
     }
 }
 
-impl Settled {
-    /// Frames it as it is written, with the pool where there is one, into `room`.
+impl Lent<'_> {
+    /// Its frame, in `room`.
     ///
     /// # Errors
     /// [`BadFrame::Damaged`] when it does not fit.
     pub(super) fn frame<'r>(&self, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
-        match self.pool {
-            Some(pool) => frame(&Lent::PooledSettled(pool, self), room),
-            None => frame(&Lent::Settled(self), room),
-        }
+        let (front, rest) = room.split_at_mut_checked(HEADER_BYTES).ok_or(BadFrame::Damaged)?;
+        let payload = postcard::to_slice(self, rest).map_err(|_| BadFrame::Damaged)?;
+        front.copy_from_slice(&header(payload)?);
+        let end = HEADER_BYTES + payload.len();
+        room.get(..end).ok_or(BadFrame::Damaged)
     }
 
     /// Appends its frame to `out`.
@@ -188,9 +175,16 @@ impl Settled {
     /// # Errors
     /// [`BadFrame::Damaged`] when it is too long to be read again.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+        append(self, out)
+    }
+}
+
+impl Settled {
+    /// As it is written: with the pool, where there is one.
+    pub(super) fn lent(&self) -> Lent<'_> {
         match self.pool {
-            Some(pool) => append(&Lent::PooledSettled(pool, self), out),
-            None => append(&Lent::Settled(self), out),
+            Some(pool) => Lent::PooledSettled(pool, self),
+            None => Lent::Settled(self),
         }
     }
 
@@ -257,14 +251,6 @@ fn append(record: &impl Serialize, out: &mut Vec<u8>) -> Result<(), BadFrame> {
     out.extend_from_slice(&header(&payload)?);
     out.extend_from_slice(&payload);
     Ok(())
-}
-
-fn frame<'r>(record: &impl Serialize, room: &'r mut [u8]) -> Result<&'r [u8], BadFrame> {
-    let (front, rest) = room.split_at_mut_checked(HEADER_BYTES).ok_or(BadFrame::Damaged)?;
-    let payload = postcard::to_slice(record, rest).map_err(|_| BadFrame::Damaged)?;
-    front.copy_from_slice(&header(payload)?);
-    let end = HEADER_BYTES + payload.len();
-    room.get(..end).ok_or(BadFrame::Damaged)
 }
 
 fn header(payload: &[u8]) -> Result<[u8; HEADER_BYTES], BadFrame> {
@@ -373,14 +359,14 @@ mod tests {
             let (hold, settled) = (Hold { pool, ..hold.clone() }, Settled { pool, ..settled.clone() });
             let (mut owned, mut lent, mut room) = (vec![], vec![], [0; 512]);
             encode(&Record::of_hold(hold.clone()), &mut owned).unwrap();
-            hold.encode(&mut lent).unwrap();
-            assert_eq!((lent.as_slice(), hold.frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            hold.lent().encode(&mut lent).unwrap();
+            assert_eq!((lent.as_slice(), hold.lent().frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
             let (mut owned, mut lent) = (vec![], vec![]);
             encode(&Record::of_settled(settled.clone()), &mut owned).unwrap();
-            settled.encode(&mut lent).unwrap();
-            assert_eq!((lent.as_slice(), settled.frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            settled.lent().encode(&mut lent).unwrap();
+            assert_eq!((lent.as_slice(), settled.lent().frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
             for short in 0..owned.len() {
-                assert_eq!(settled.frame(&mut room[..short]), Err(BadFrame::Damaged), "{short}");
+                assert_eq!(settled.lent().frame(&mut room[..short]), Err(BadFrame::Damaged), "{short}");
             }
         }
     }

@@ -296,10 +296,10 @@ impl Writer {
     fn sort(&mut self, taken: Taken, buffer: &mut Vec<u8>) -> Batch {
         let Unwritten { holds, settled } = std::mem::take(&mut self.unwritten);
         for hold in &holds {
-            said(hold.id(), hold.hold.encode(buffer));
+            said(hold.id(), hold.hold.lent().encode(buffer));
         }
         for settled in &settled {
-            said(HoldId(settled.id), settled.encode(buffer));
+            said(HoldId(settled.id), settled.lent().encode(buffer));
         }
         let mut batch = Batch { let_in: holds, settled, upto: taken.upto, ..Batch::default() };
         for Entry { what, written } in taken.entries {
@@ -312,13 +312,13 @@ impl Writer {
                     batch.let_in.push(hold);
                 }
                 (What::Hold(hold), Some(written)) => {
-                    said(hold.id(), hold.hold.encode(&mut batch.hold_bytes));
+                    said(hold.id(), hold.hold.lent().encode(&mut batch.hold_bytes));
                     batch.holds.push(hold);
                     batch.hold_waiters.push(written);
                 }
                 (What::Settle(settled), None) => batch.settled.push(settled),
                 (What::Settle(settled), Some(written)) => {
-                    said(HoldId(settled.id), settled.encode(buffer));
+                    said(HoldId(settled.id), settled.lent().encode(buffer));
                     batch.settled.push(settled);
                     batch.settle_waiters.push(written);
                 }
@@ -453,7 +453,7 @@ impl Writer {
         let mut buffer = vec![];
         put(&Record::Drained { upto: self.drained }, &mut buffer);
         for hold in self.open.values() {
-            said(hold.id(), hold.hold.encode(&mut buffer));
+            said(hold.id(), hold.hold.lent().encode(&mut buffer));
             put(&Record::Progress { id: hold.hold.id, cost: hold.cost_so_far().nano() }, &mut buffer);
         }
         let room = next.reserve(self.ahead(self.open.len()).saturating_add(bytes(buffer.len())));

@@ -17,7 +17,7 @@ use super::bodies::Bodies;
 use super::ctx::{Ctx, Stage};
 use super::keyed::KeyedCalls;
 use super::request::Asked;
-use super::warm::{Target, Warmer};
+use super::warm::Target;
 use super::{gate, headers, reply};
 use crate::books::Books;
 use crate::config::checked::Bounds;
@@ -33,6 +33,7 @@ use crate::store::Holds;
 use crate::{clock, entropy};
 
 /// The gateway, as Pingora sees it.
+#[derive(Clone)]
 pub struct Gateway {
     pub pool: Arc<Pool>,
     pub holds: Arc<dyn Holds>,
@@ -42,7 +43,6 @@ pub struct Gateway {
     pub drain: Arc<Drain>,
     pub books: Arc<Books>,
     pub keyed: Arc<KeyedCalls>,
-    pub warmer: Arc<Warmer>,
     pub recorder: Arc<Recorder>,
     /// `None`: nobody collects spans.
     pub telemetry: Option<Telemetry>,
@@ -84,16 +84,11 @@ impl ProxyHttp for Gateway {
         Ok(())
     }
 
-    fn allow_spawning_subrequest(&self, _session: &Session, ctx: &Ctx) -> bool {
-        ctx.warming().is_none() && self.warmer.wants_way_in()
-    }
-
     /// Rooms 0 to 4. `true`: answered here.
     async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
         if ctx.warming().is_some() {
             return Ok(false);
         }
-        self.warmer.learn(session);
         match self.receive(session, ctx).await {
             Ok(Asked::Call(call)) => {
                 gate::wrap(session, &call.gate, self.drain.cuts());

@@ -13,6 +13,8 @@
 //!
 //! A subrequest is known by what only this process can put into it ([`Target`]), never by anything in its head. It has
 //! no key, no hold, no access line, and is no attempt: what it finds out, the next attempt finds out too.
+//!
+//! Every thread that serves has a pool of its own, and so a warmer of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Cursor;
@@ -28,12 +30,12 @@ use pingora::protocols::http::ServerSession;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
 use pingora_proxy::subrequest::Ctx as SubrequestCtx;
-use pingora_proxy::{Session, SubrequestSpawner};
-use tokio::runtime::Handle;
+use pingora_proxy::{HttpProxy, Session, SubrequestSpawner};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::ctx::{Ctx, Stage};
+use super::gateway::Gateway;
 use crate::clock;
 use crate::config::checked::Provider;
 use crate::config::reach::Http;
@@ -57,17 +59,12 @@ const WARM_UP: Duration = Duration::from_secs(10);
 /// Warm-ups at the same time.
 const AT_ONCE_MAX: usize = 8;
 
-/// Opens connections off the path of calls.
-#[derive(Default)]
+/// Opens connections off the path of calls, on a thread that serves and for this one alone.
 pub struct Warmer {
-    /// Known from the first call on; before it nothing has to be warm.
-    way_in: OnceLock<WayIn>,
-}
-
-/// Into the proxy, on the threads that serve: connections live on the threads that opened them.
-struct WayIn {
-    spawner: SubrequestSpawner,
-    threads: Handle,
+    /// The way into its proxy.
+    way_in: SubrequestSpawner,
+    pool: Arc<Pool>,
+    drain: Arc<Drain>,
 }
 
 /// Whose connection is to be warm.
@@ -150,20 +147,14 @@ impl Target {
 }
 
 impl Warmer {
-    /// Whether it still needs a way in.
-    pub(super) fn wants_way_in(&self) -> bool {
-        self.way_in.get().is_none()
-    }
-
-    /// A call shows the way in.
-    pub(super) fn learn(&self, session: &mut Session) {
-        if let Some(spawner) = session.subrequest_spawner.take() {
-            self.way_in.get_or_init(|| WayIn { spawner, threads: Handle::current() });
-        }
+    /// For the proxy of this thread.
+    #[must_use]
+    pub fn new(proxy: Arc<HttpProxy<Gateway>>, pool: Arc<Pool>, drain: Arc<Drain>) -> Arc<Self> {
+        Arc::new(Self { way_in: SubrequestSpawner::new(proxy), pool, drain })
     }
 
     /// Keeps standbys warm until the process leaves.
-    pub async fn run(self: Arc<Self>, pool: Arc<Pool>, drain: Arc<Drain>) {
+    pub async fn run(self: Arc<Self>) {
         let mut due: HashMap<String, Instant> = HashMap::new();
         let mut under_way: JoinSet<(String, Duration)> = JoinSet::new();
         let mut busy: HashSet<String> = HashSet::new();
@@ -180,10 +171,10 @@ impl Warmer {
                     continue;
                 }
             }
-            if drain.is_closing() {
+            if self.drain.is_closing() {
                 return;
             }
-            let snapshot = pool.load();
+            let snapshot = self.pool.load();
             let targets = targets(&snapshot);
             due.retain(|provider, _| targets.iter().any(|(known, _)| known == provider));
             for (provider, endpoint) in targets {
@@ -201,15 +192,12 @@ impl Warmer {
 
     /// Warms one connection; answers when to do so again.
     async fn warm_up(&self, snapshot: Arc<Snapshot>, endpoint: EndpointId) -> Duration {
-        let (Some(way_in), Some(parent)) = (self.way_in.get(), parent().await) else { return AGAIN };
+        let Some(parent) = parent().await else { return AGAIN };
         let target = Target { snapshot, endpoint, address: Arc::default(), found: Arc::default() };
         let Ok(provider) = target.provider() else { return AGAIN };
         let limit = provider.timers.connect + WARM_UP;
         let mark = SubrequestCtx::builder().user_ctx(Box::new(target.clone())).build();
-        let mut task = {
-            let _threads = way_in.threads.enter();
-            way_in.spawner.spawn_background_subrequest(&parent, mark)
-        };
+        let mut task = self.way_in.spawn_background_subrequest(&parent, mark);
         if tokio::time::timeout(limit, &mut task).await.is_err() {
             task.abort();
         }

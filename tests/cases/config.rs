@@ -140,7 +140,7 @@ pub fn config(
     let mut draft = Draft {
         file: json!({
             "listen": {
-                "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 1,
+                "http": place.http.to_string(), "admin": place.admin.to_string(), "threads": 2,
                 "internal": { "address": place.h2c.to_string(), "h2c": true },
             },
             "store": place.store,

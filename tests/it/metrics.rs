@@ -17,7 +17,8 @@ async fn a_served_call_is_counted_once_in_every_place() {
     let mock = upstream(script("{}")).await;
     let gateway = Setup::new(&[mock.address()]).start();
     assert_eq!(Call::post(stream_request()).send(gateway.http).await.status, 200);
-    gateway.wait_until_settled().await;
+    // Its access line is the last that is done for a call.
+    gateway.wait_for_log(" access: ");
     let of = r#"gen_ai_operation_name="chat",gen_ai_provider_name="openai",gen_ai_request_model="gpt-a""#;
     for name in [
         r#"tollgate_commits_total{endpoint="u0/up-a"}"#.to_owned(),

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::support::tls::{Authority, TlsUpstream, WHOLE, Wants, quoted, serve_h2_refusing, serve_h2_until};
-use super::support::{Call, Gateway, Setup, script, stream_request, upstream, whole_request};
-use tollgate::mock::Script;
+use super::support::{Call, Gateway, Setup, THREADS, script, stream_request, upstream, whole_request};
+use tollgate::mock::{Script, SeenRequest};
 
 /// Patience for a TLS handshake on a busy machine.
 const TIMERS: &str = "connect: 10s, first_byte: 10s, first_event: 10s";
@@ -17,7 +17,7 @@ async fn http2_is_negotiated_over_tls_and_one_connection_carries_the_next_call()
     let plain = upstream(Script::default()).await;
     let tls = TlsUpstream::start(&authority, Wants::default(), plain.address()).await;
     let trust = format!("ca_file: {}", quoted(&authority.ca_file()));
-    let gateway = Setup::new(&[tls.address]).tls(0).providers(TIMERS).provider(0, &trust).start();
+    let gateway = Setup::new(&[tls.address]).tls(0).providers(TIMERS).provider(0, &trust).threads(1).start();
     for _ in 0..3 {
         let answer = Call::post(whole_request()).send(gateway.http).await;
         assert_eq!(answer.status, 200, "{}\n{}", answer.text(), gateway.log());
@@ -262,10 +262,10 @@ async fn a_free_check_is_asked_without_our_credential_and_lets_a_refused_endpoin
     assert_eq!((asked.path.as_str(), asked.header("authorization")), ("/v1/models", None));
 }
 
-/// Waits until a connection is in the pool. The upstream runs on this thread, so it must not be blocked.
+/// Waits until a connection is in the pool of each thread. The upstream runs on this thread, so it must not be blocked.
 async fn kept_warm(gateway: &Gateway) {
     let began = std::time::Instant::now();
-    while !gateway.log().contains("a connection is kept warm") {
+    while gateway.log().matches("a connection is kept warm").count() < THREADS {
         assert!(began.elapsed() < std::time::Duration::from_secs(20), "none:\n{}", gateway.log());
         tokio::task::yield_now().await;
     }
@@ -289,12 +289,16 @@ async fn the_first_failover_finds_a_connection_that_is_open_already() {
     assert_eq!(standby.accepted(), 0, "nobody has asked for the model yet");
     assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
     kept_warm(&gateway).await;
-    assert_eq!((standby.accepted(), standby.served()), (1, (0, 0)), "nothing is sent to keep it warm");
+    assert_eq!((standby.accepted(), standby.served()), (THREADS, (0, 0)), "nothing is sent to keep it warm");
 
     first.set_script(script(r#"{"fault":{"kind":"status","code":503}}"#));
     let answer = Call::post(whole_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
-    assert_eq!((standby.accepted(), standby.served()), (1, (0, 1)), "over the connection that was there");
+    assert_eq!(
+        (standby.accepted(), standby.served()),
+        (THREADS, (0, 1)),
+        "over the connection that was there"
+    );
     let lines = || gateway.log().lines().filter(|line| line.contains(" access: ")).count();
     gateway.wait_until_settled().await;
     gateway.wait_for_log("upstream=\"u1/up-a\"");
@@ -317,9 +321,10 @@ async fn over_http_1_1_a_standby_with_a_free_check_is_kept_warm_by_it() {
     let answer = Call::post(whole_request()).send(gateway.http).await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")));
     let seen = behind.requests();
-    let warm = seen.iter().rev().find(|seen| seen.method == "GET").unwrap();
     let call = seen.iter().find(|seen| seen.method == "POST").unwrap();
-    assert_eq!((warm.connection, warm.header("authorization")), (call.connection, None));
+    let asked = |seen: &&SeenRequest| seen.method == "GET" && seen.connection == call.connection;
+    let warm = seen.iter().find(asked).expect("a connection that was there");
+    assert_eq!(warm.header("authorization"), None);
 }
 
 /// An upstream over HTTP/2 without TLS that refuses its first `refused` streams, by name.

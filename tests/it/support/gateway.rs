@@ -24,6 +24,9 @@ const GPT_PRICE: &str = r#"{ input: "2.5", output: "10", cache_read: "1.25" }"#;
 const CLAUDE_PRICE: &str =
     r#"{ input: "3", output: "15", cache_read: "0.30", cache_write_5m: "3.75", cache_write_1h: "6" }"#;
 
+/// Threads that serve.
+pub const THREADS: usize = 2;
+
 /// What a gateway is started with.
 pub struct Setup {
     upstreams: Vec<SocketAddr>,
@@ -44,6 +47,7 @@ pub struct Setup {
     dialect: &'static str,
     mixed: bool,
     drain_max: &'static str,
+    threads: usize,
     routing: String,
     log: &'static str,
     env: Vec<(&'static str, String)>,
@@ -82,6 +86,7 @@ impl Setup {
             dialect: "openai",
             mixed: false,
             drain_max: "10s",
+            threads: THREADS,
             routing: String::new(),
             log: LOG,
             env: vec![],
@@ -211,6 +216,12 @@ impl Setup {
         self
     }
 
+    /// How many threads serve, each with connections to upstreams of its own; else [`THREADS`].
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
     /// How long calls may go on after SIGTERM.
     pub fn drain_max(mut self, time: &'static str) -> Self {
         self.drain_max = time;
@@ -265,7 +276,7 @@ impl Setup {
             ));
         }
         let Self { http: more_http, listen, extra, balance, key, account, model, .. } = self;
-        let Self { drain_max, routing, limits, store, .. } = self;
+        let Self { drain_max, routing, limits, store, threads, .. } = self;
         let price = format!("price: {price}");
         let http = match more_http.as_str() {
             _ if !self.has_http => String::new(),
@@ -283,7 +294,7 @@ impl Setup {
         );
         let catalogue = if self.catalogue_of_fleet { "" } else { catalogue.as_str() };
         format!(
-            "listen: {{ {http}admin: \"{admin}\", threads: 2{listen} }}\n\
+            "listen: {{ {http}admin: \"{admin}\", threads: {threads}{listen} }}\n\
              store: {{ {store} }}\n\
              drain: {{ pre: 10ms, max: {drain_max} }}\n\
              routing: {{ explore: false{routing} }}\n\

@@ -13,7 +13,7 @@ pub mod tls;
 pub mod tracker;
 
 pub use caller::{Answer, Call, Caller};
-pub use gateway::{Gateway, Setup};
+pub use gateway::{Gateway, Setup, THREADS};
 
 use tollgate::mock::{Mock, Script};
 
