@@ -28,16 +28,27 @@ pub fn with_rng<T>(draw: impl FnOnce(&mut Pcg64Mcg) -> T) -> T {
     GENERATOR.with_borrow_mut(draw)
 }
 
-/// A new hold id: a UUIDv7 (RFC 9562 §5.7), so that ids sort by time.
+/// A new hold id: a UUIDv7, so that ids sort by time.
 #[must_use]
 pub fn hold_id() -> HoldId {
+    HoldId(uuid().as_u128())
+}
+
+/// A new name for a life of the process: a UUIDv7 too.
+#[must_use]
+pub fn instance() -> String {
+    uuid().to_string()
+}
+
+/// RFC 9562 §5.7.
+fn uuid() -> uuid::Uuid {
     let millis = clock::unix_ms().unsigned_abs();
     let random = with_rng(|rng| {
         let mut bytes = [0; 10];
         rng.fill_bytes(&mut bytes);
         bytes
     });
-    HoldId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().as_u128())
+    uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid()
 }
 
 /// A new number for a boot of a fleet, which no other has: milliseconds since 1970, and twenty random bits.

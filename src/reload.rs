@@ -24,6 +24,7 @@ use crate::books::Books;
 use crate::config::checked::{Bounds, Config, Listen, Listener, Store, Timers};
 use crate::config::records::{Keep, Slo};
 use crate::config::sentry::Tracker;
+use crate::config::telemetry::Collector;
 use crate::config::watch::Watching;
 use crate::config::{self, Fault, Faults, Version};
 use crate::drain::Drain;
@@ -77,7 +78,7 @@ pub struct Fixed {
     bounds: Bounds,
     keep: Keep,
     slo: Slo,
-    collector: Option<String>,
+    collector: Option<Collector>,
     watching: Watching,
 }
 
@@ -157,7 +158,7 @@ impl Fixed {
             ("listen.internal", listener("listen.internal")),
             ("listen.admin", *admin != config.listen.admin),
             ("listen.threads", *threads != config.listen.threads),
-            ("telemetry.otlp", self.collector != config.collector),
+            ("telemetry", self.collector != config.collector),
             ("store", self.data != config.data || self.store != config.store),
             ("sentry", self.tracker != config.tracker),
             ("records", self.keep != config.keep),

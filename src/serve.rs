@@ -26,7 +26,8 @@ use crate::handover::{self, Estate, Inheritance, Sockets};
 use crate::keeper::{self, Keeper};
 use crate::ops::Metrics;
 use crate::ops::notify::Notify;
-use crate::ops::otlp::{self, Sending, Telemetry};
+use crate::ops::otlp::Exporter;
+use crate::ops::tracker::node_name;
 use crate::pool::{Pool, Snapshot};
 use crate::proxy::{Bodies, Gateway};
 use crate::record::recorder::Recorder;
@@ -119,7 +120,9 @@ fn serve(
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
     let recorder = Recorder::start(home(&booted, &data), keep, slo, Arc::clone(&metrics))?;
-    let (telemetry, sending) = collect(collector.as_deref(), &metrics)?;
+    let node = node_name(listen.admin.port());
+    let mut exporter = collector.map(|to| Exporter::new(to, node, Arc::clone(&metrics)));
+    let telemetry = exporter.as_mut().map(Exporter::send_spans).transpose().context("telemetry")?.flatten();
     let gateway = Gateway {
         pool: Arc::clone(&pool),
         holds: wrap(Arc::clone(&booted.holds)),
@@ -168,6 +171,10 @@ fn serve(
     let status = watch_status(&gateway, &booted);
     let shown = Shown { serving, token, certificates, data, status: Arc::clone(&status) };
     let admin = tell(&gateway, &booted, shown, reloader);
+    if let Some(exporter) = &mut exporter {
+        let admin = admin.clone();
+        exporter.send_metrics(move || admin.gather()).context("telemetry")?;
+    }
 
     let entrance = Entrance { sockets: doors, listeners, notify: Arc::clone(&notify), started };
     let mut server = server(listen.threads, &gateway, entrance);
@@ -176,17 +183,10 @@ fn serve(
     let drain = Arc::clone(&drain_state);
     run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
     let left = run_to_the_end(booted, &drain_state, &estate, &books, &recorder);
-    if let Some(sending) = sending {
-        sending.stop();
+    if let Some(exporter) = exporter {
+        exporter.stop();
     }
     Ok(left)
-}
-
-/// Sends spans where somebody collects them.
-fn collect(to: Option<&str>, metrics: &Metrics) -> anyhow::Result<(Option<Telemetry>, Option<Sending>)> {
-    let Some(to) = to else { return Ok((None, None)) };
-    let started = otlp::start(to, metrics.node.telemetry_dropped.clone()).context("telemetry.otlp")?;
-    Ok((Some(started.0), Some(started.1)))
 }
 
 /// The books of a running gateway, and what follows them on other nodes.

@@ -34,6 +34,7 @@ use crate::journal::Journal;
 use crate::ledger::LedgerError;
 use crate::ledger::worker::Progress;
 use crate::ops::Metrics;
+use crate::ops::metrics::render;
 use crate::pool::Pool;
 use crate::proxy::Bodies;
 use crate::record::recorder::Recorder;
@@ -172,13 +173,9 @@ pub fn token(data: &Path, takes_over: bool) -> std::io::Result<Arc<str>> {
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
-    admin.observe();
-    let mut text = admin.metrics.render();
-    if let Some(fleet) = &admin.fleet {
-        text.push_str(&fleet.metrics());
-    }
+    let text = render(&admin.gather());
     #[cfg(feature = "count-allocations")]
-    text.push_str(&crate::ops::allocations::render());
+    let text = text + &crate::ops::allocations::render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 

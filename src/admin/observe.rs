@@ -3,13 +3,22 @@
 use std::time::Duration;
 
 use filters::upstream::watchdog::Form;
+use prometheus::proto::MetricFamily;
 
 use super::Admin;
 use crate::ops::metrics::upstreams::RouteLabels;
 
 impl Admin {
-    /// All of them.
-    pub(super) fn observe(&self) {
+    /// Everything that is measured, as it is now: for `/metrics`, and for a collector.
+    #[must_use]
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.observe();
+        let mut families = self.metrics.gather();
+        families.extend(self.fleet.iter().flat_map(|fleet| fleet.gather()));
+        families
+    }
+
+    fn observe(&self) {
         let metrics = &self.metrics;
         metrics.in_flight.set(whole(self.drain.in_flight()));
         metrics.holds_open.set(whole(self.holds.open_holds()));

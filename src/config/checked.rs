@@ -22,6 +22,7 @@ use super::reach::{self, Reach};
 use super::records::{Keep, Slo};
 use super::sentry::Tracker;
 use super::status::{self, Status};
+use super::telemetry::{self, Collector};
 use super::watch::{self, Watching};
 use super::{Faults, address, join, raw, sentry};
 use crate::credential::{self, Credential};
@@ -66,8 +67,8 @@ pub struct Config {
     pub accounts: Vec<Account>,
     /// Where alarms go, beside the log.
     pub tracker: Option<Tracker>,
-    /// Where spans go.
-    pub collector: Option<String>,
+    /// Where spans and metrics go.
+    pub collector: Option<Collector>,
     pub watching: Watching,
     pub status: Status,
 }
@@ -399,7 +400,7 @@ pub fn check(file: raw::File) -> Result<Config, Faults> {
     let (data, store) = check.store(store);
     let bounds = check.bounds(&bounds);
     let timers = check.timers(&routing);
-    let collector = check.collector(telemetry);
+    let collector = telemetry::check(telemetry, &mut check.faults);
     let routing = check.routing(&routing);
     let drain = check.drain(&drain);
     let (keep, slo) = (records.check(&mut check.faults), slo.check(&mut check.faults));
@@ -522,16 +523,6 @@ impl Check {
         let proxy_protocol = proxy_protocol.map(|raw| self.proxy_protocol(field, raw));
         let address = self.address(field, address)?;
         Some(Listener { field, address, tls: None, h2c: false, proxy_protocol })
-    }
-
-    fn collector(&mut self, raw: raw::Telemetry) -> Option<String> {
-        let address = raw.otlp?;
-        let of_one =
-            |uri: &http::Uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|it| !it.is_empty());
-        if !address.parse::<http::Uri>().is_ok_and(|uri| of_one(&uri) && uri.query().is_none()) {
-            self.fault("telemetry.otlp", "must be an address such as http://127.0.0.1:4318, without TLS: put a collector beside the gateway");
-        }
-        Some(address)
     }
 
     fn file(&mut self, path: &str, name: &str) -> PathBuf {

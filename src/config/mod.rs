@@ -13,6 +13,7 @@ pub mod reach;
 pub mod records;
 pub mod sentry;
 pub mod status;
+pub mod telemetry;
 pub mod watch;
 mod yaml;
 

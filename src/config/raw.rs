@@ -44,9 +44,9 @@ pub struct File {
     /// Further names of models: each stands for a model or for another alias.
     #[deserr(default)]
     pub aliases: Named<String>,
-    /// Spans of calls, for an OpenTelemetry collector.
+    /// Spans of calls, and all metrics, for an OpenTelemetry collector.
     #[deserr(default)]
-    pub telemetry: Telemetry,
+    pub telemetry: super::telemetry::Raw,
     /// Accounts and keys to make when they are not there yet.
     #[deserr(default)]
     pub bootstrap: Option<Bootstrap>,
@@ -67,16 +67,6 @@ pub struct File {
     /// The page for everybody that says how models do.
     #[deserr(default)]
     pub status: super::status::Raw,
-}
-
-#[derive(Debug, Default, Deserr)]
-#[deserr(error = Faults, deny_unknown_fields)]
-pub struct Telemetry {
-    /// The base address of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318: every call is a span
-    /// there, with one for each attempt; never a key, a prompt or an answer. What it does not take in time is dropped.
-    /// Default: no spans.
-    #[deserr(default)]
-    pub otlp: Option<String>,
 }
 
 /// The part of a file that the nodes of a fleet may have in common.

@@ -96,7 +96,7 @@ fn server_name(path: &str, base: &BaseUrl, raw: &raw::Provider, faults: &mut Fau
 }
 
 /// The certificates of a file that is to be trusted.
-fn authorities(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub(super) fn authorities(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates = certificates(file)?;
     let mut store = RootCertStore::empty();
     for (index, certificate) in certificates.iter().enumerate() {

@@ -27,6 +27,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use filters::ids::AccountId;
 use filters::money::Amount;
+use prometheus::proto::MetricFamily;
 use tokio::runtime::{Handle, Runtime};
 use tokio::time::MissedTickBehavior;
 
@@ -253,9 +254,9 @@ impl Node {
         self.servers.ledger.clone()
     }
 
-    /// Everything that this node sees of its servers, in Prometheus' text format.
+    /// Everything that this node sees of its servers.
     #[must_use]
-    pub fn metrics(&self) -> String {
+    pub fn gather(&self) -> Vec<MetricFamily> {
         let metrics = &self.servers.metrics;
         metrics.redis_refused.set(self.refused_shards());
         metrics.local_nano.set(self.local.free().nano());
@@ -263,7 +264,7 @@ impl Node {
         metrics.ledger_reachable.set(i64::from(self.servers.reach.why_not().is_none()));
         metrics.heartbeat_age.set(self.servers.reach.age().as_secs_f64());
         metrics.written_off(self.servers.ledger.written_off());
-        metrics.render()
+        metrics.gather()
     }
 
     /// Shards that no call is sent to now.

@@ -9,6 +9,7 @@ mod reference;
 pub mod slo;
 pub mod upstreams;
 
+use prometheus::proto::MetricFamily;
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
@@ -17,7 +18,7 @@ use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 
 use crate::clock;
 use calls::CallMetrics;
-use node::NodeMetrics;
+use node::{Follower, NodeMetrics};
 use slo::RecordMetrics;
 use upstreams::UpstreamMetrics;
 
@@ -76,8 +77,8 @@ pub struct Metrics {
     pub status: IntGaugeVec,
     /// Incidents of the status page that are open.
     pub incidents_open: IntGauge,
-    /// Unix time of the process's start.
-    pub started: Gauge,
+    /// Since when its counters count, in milliseconds since 1970.
+    pub started_ms: i64,
     /// The config of the running process.
     pub config: ConfigMetrics,
     /// What callers were promised and got, and the records of it.
@@ -121,7 +122,7 @@ pub struct FleetMetrics {
     pub drifts: IntGauge,
     /// Nodes that are neither over nor heard of.
     pub boots_silent: IntGauge,
-    written_off_nano: IntCounter,
+    written_off_nano: Follower,
 }
 
 /// What became of the config file.
@@ -222,6 +223,20 @@ impl WatchMetrics {
     }
 }
 
+/// Now, as everybody may see.
+fn started(r: &Registry) -> prometheus::Result<i64> {
+    let (gauge, now_ms) =
+        (Gauge::new("tollgate_started_unix_seconds", "When the process started.")?, clock::unix_ms());
+    gauge.set(seconds(now_ms));
+    register(r, gauge)?;
+    Ok(now_ms)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time in milliseconds has 41 bits")]
+fn seconds(unix_ms: i64) -> f64 {
+    unix_ms as f64 / 1000.0
+}
+
 fn config_applied() -> Opts {
     Opts::new("tollgate_config_applied_unix_seconds", "When a config was last taken over.")
 }
@@ -320,7 +335,7 @@ impl Metrics {
             )?,
             status: register(r, IntGaugeVec::new(status(), &["model"])?)?,
             incidents_open: gauge(r, "incidents_open", "Incidents of the status page that are open.")?,
-            started: register(r, Gauge::new("tollgate_started_unix_seconds", "When the process started.")?)?,
+            started_ms: started(r)?,
             config: ConfigMetrics::new(r)?,
             records: RecordMetrics::new(r)?,
             calls: CallMetrics::new(r)?,
@@ -338,17 +353,19 @@ impl Metrics {
         self.upstreams.forget();
     }
 
-    /// Everything in Prometheus' text format.
+    /// Everything that was counted so far.
     #[must_use]
-    pub fn render(&self) -> String {
-        render(&self.registry)
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
     }
 }
 
-fn render(registry: &Registry) -> String {
+/// What was gathered, in Prometheus' text format.
+#[must_use]
+pub fn render(families: &[MetricFamily]) -> String {
     let mut out = vec![];
     // Writing to memory fails only on a metric without samples, which then is left out.
-    let _incomplete = TextEncoder::new().encode(&registry.gather(), &mut out);
+    let _incomplete = TextEncoder::new().encode(families, &mut out);
     String::from_utf8(out).unwrap_or_default()
 }
 
@@ -414,24 +431,24 @@ impl FleetMetrics {
                 "boots_silent",
                 "Nodes that have not ended and have not been heard of for a minute: their money is parked.",
             )?,
-            written_off_nano: counter(
+            written_off_nano: Follower::new(counter(
                 r,
                 "written_off_nano_dollars_total",
                 "Nano-dollars of use that no money was left for when it was booked, after a node or a Redis was lost.",
-            )?,
+            )?),
             registry,
         })
     }
 
     /// What this process has written off by now, in nano-dollars.
     pub fn written_off(&self, total: u64) {
-        node::catch_up(&self.written_off_nano, total);
+        self.written_off_nano.catch_up(total);
     }
 
-    /// As [`Metrics::render`].
+    /// As [`Metrics::gather`].
     #[must_use]
-    pub fn render(&self) -> String {
-        render(&self.registry)
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
     }
 }
 
@@ -469,8 +486,7 @@ impl ConfigMetrics {
     pub fn taken_over(&self, version: &str, needs_restart: usize) {
         self.refused.set(0);
         self.needs_restart.set(i64::try_from(needs_restart).unwrap_or(i64::MAX));
-        #[expect(clippy::cast_precision_loss, reason = "a time in milliseconds has 41 bits")]
-        self.applied.set(clock::unix_ms() as f64 / 1000.0);
+        self.applied.set(seconds(clock::unix_ms()));
         self.version.reset();
         self.version.with_label_values(&[version]).set(1);
     }
@@ -529,10 +545,12 @@ mod tests {
     fn every_metric_registers_and_has_help() {
         let metrics = Metrics::new().unwrap();
         metrics.requests.with_label_values(&["chat", "200"]).inc();
-        let text = metrics.render();
+        let text = render(&metrics.gather());
         assert!(text.contains("tollgate_requests_total{status=\"200\",surface=\"chat\"} 1"));
         assert!(text.lines().filter(|l| l.starts_with("# HELP")).count() > 5);
-        let fleet = FleetMetrics::new().unwrap().render();
+        let started = seconds(metrics.started_ms).to_string();
+        assert!(text.contains(&format!("\ntollgate_started_unix_seconds {started}\n")), "{started}: {text}");
+        let fleet = render(&FleetMetrics::new().unwrap().gather());
         let names = |text: &str| -> Vec<String> {
             text.lines()
                 .filter_map(|l| Some(l.strip_prefix("# HELP ")?.split(' ').next()?.to_owned()))

@@ -1,292 +1,174 @@
-//! Spans of calls, sent to an OpenTelemetry collector (OTLP over HTTP, as protobuf), where the config names one.
+//! What an OpenTelemetry collector is sent (OTLP over HTTP, as protobuf), where the config names one: spans of calls, and
+//! all metrics.
 //!
-//! Off, a call carries a `None`. On, it carries a [`Trace`] that grows by a span for each attempt and is handed over at the
-//! call's end, whole. A thread of its own gathers and sends them. The queue to it is bounded: whatever does not fit, or
-//! whatever a collector does not take in time, is dropped and counted (`tollgate_telemetry_dropped_total`). Nothing waits
-//! for a collector, also not a process that leaves: it sends what waits once, and goes.
+//! Each has a thread of its own, so that neither waits for the other and no call for either. What a collector does not take
+//! in time is dropped and counted (`tollgate_telemetry_dropped_total`); one that asks for time with `Retry-After` gets it.
+//! Nothing waits for a collector, also not a process that leaves: both threads send what they have once more, and whoever
+//! stops them goes on after two seconds, whatever became of it.
 //!
-//! A span has what the access and decision lines have, under the names of OpenTelemetry's conventions: never a key, a
-//! prompt or an answer.
+//! Deliberately absent: a copy of what was not taken. Counters are sent as sums since the start of the process, so that the
+//! next reading has all of them again; of spans the queue keeps what it can.
 
+mod collector;
+mod points;
+mod readings;
+mod spans;
 mod wire;
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-use std::{io, mem};
+use std::time::Duration;
 
-use prometheus::IntCounter;
-use rand_core::RngCore as _;
+use prometheus::proto::MetricFamily;
 
+use crate::config::telemetry;
+use crate::ops::Metrics;
 use crate::{clock, entropy};
 
-pub use wire::request;
+use collector::Collector;
+use readings::Readings;
+use spans::Sender;
 
-/// Calls that wait to be sent. With five attempts each that is a few megabytes.
-const QUEUE_MAX: usize = 4096;
-/// The most calls of one message.
-const BATCH_MAX: usize = 256;
-/// How long a message gathers calls.
-const GATHER: Duration = Duration::from_secs(1);
-/// How often it is looked whether the process leaves.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long a collector may take.
+pub use spans::{AttemptSpan, CallSpan, Telemetry, Trace};
+
+/// How long a process that leaves waits for both threads together.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// How long a collector may take for a message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The same for the last message of a process.
+/// The same for what a thread sends when the process leaves, all of it together.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where spans are handed in.
-#[derive(Clone)]
-pub struct Telemetry {
-    calls: SyncSender<Box<Trace>>,
-    dropped: IntCounter,
+/// All that sends to a collector.
+pub struct Exporter {
+    config: telemetry::Collector,
+    origin: Arc<Origin>,
+    metrics: Arc<Metrics>,
+    sending: Vec<Sending>,
 }
 
-/// The thread that sends.
-pub struct Sending {
+/// Whose messages they are: the same for spans and metrics, and for nobody else.
+#[derive(Debug)]
+struct Origin {
+    /// This life of the process. Two of them may run at once, when one takes over from the other.
+    instance: String,
+    /// The machine and its port, which stay.
+    node: String,
+}
+
+/// A thread that sends.
+struct Sending {
     thread: JoinHandle<()>,
-    stop: Arc<AtomicBool>,
+    /// Dropped: it is to end.
+    stop: SyncSender<()>,
+    /// Closed: it has ended.
+    ended: Receiver<()>,
 }
 
-/// The spans of one call.
-#[derive(Clone, Debug)]
-pub struct Trace {
-    pub trace: [u8; 16],
-    pub span: [u8; 8],
-    /// Of the caller; zeros: there is none.
-    pub parent: [u8; 8],
-    pub attempts: Vec<AttemptSpan>,
-    pub call: CallSpan,
-    /// When the call ended, in nanoseconds since 1970.
-    pub ended_unix_nano: u64,
-    /// The same by the clock that attempts are timed by.
-    ended: Instant,
-    pub took: Duration,
-}
-
-/// What a call's own span says.
-#[derive(Clone, Debug, Default)]
-pub struct CallSpan {
-    pub request_id: String,
-    pub surface: &'static str,
-    pub operation: &'static str,
-    pub provider: &'static str,
-    pub model: String,
-    pub status: u16,
-    /// `ok`, or why not.
-    pub code: &'static str,
-    pub input_tokens: u64,
-    pub output_tokens: u64,
-    pub first_token: Option<Duration>,
-}
-
-/// One attempt.
-#[derive(Clone, Debug)]
-pub struct AttemptSpan {
-    pub span: [u8; 8],
-    pub endpoint: String,
-    pub region: String,
-    pub provider: &'static str,
-    /// `served`, `cut`, `left` or `failed`.
-    pub outcome: &'static str,
-    /// Why, in a word.
-    pub reason: &'static str,
-    pub began: Instant,
-    pub ended: Instant,
-}
-
-/// Starts the thread. `to`: the collector's base address.
-///
-/// # Errors
-/// When there can be no thread.
-pub fn start(to: &str, dropped: IntCounter) -> io::Result<(Telemetry, Sending)> {
-    let (calls, waiting) = sync_channel(QUEUE_MAX);
-    let stop = Arc::new(AtomicBool::new(false));
-    let sender = Sender {
-        url: format!("{}/v1/traces", to.trim_end_matches('/')),
-        dropped: dropped.clone(),
-        stop: Arc::clone(&stop),
-        fails: false,
-    };
-    let thread = thread::Builder::new().name("telemetry".to_owned()).spawn(move || sender.run(&waiting))?;
-    Ok((Telemetry { calls, dropped }, Sending { thread, stop }))
-}
-
-impl Telemetry {
-    /// A call's spans, under those of its caller where `traceparent` is one. `None`: the caller's own tracing has decided
-    /// against this call.
+impl Exporter {
+    /// Nothing is sent yet. `node`: what this process is called.
     #[must_use]
-    pub fn begin(&self, traceparent: Option<&[u8]>) -> Option<Box<Trace>> {
-        let (trace, parent) = match traceparent.and_then(parent_of) {
-            Some(Parent { is_sampled: false, .. }) => return None,
-            Some(Parent { trace, span, .. }) => (trace, span),
-            None => (id(), [0; 8]),
-        };
-        Some(Box::new(Trace {
-            trace,
-            span: id(),
-            parent,
-            attempts: vec![],
-            call: CallSpan::default(),
-            ended_unix_nano: 0,
-            ended: clock::now(),
-            took: Duration::ZERO,
-        }))
+    pub fn new(config: telemetry::Collector, node: String, metrics: Arc<Metrics>) -> Self {
+        let origin = Arc::new(Origin { instance: entropy::instance(), node });
+        Self { config, origin, metrics, sending: vec![] }
     }
 
-    /// The call is over. Never waits.
-    pub fn end(&self, mut trace: Box<Trace>, call: CallSpan, took: Duration) {
-        trace.call = call;
-        trace.took = took;
-        trace.ended = clock::now();
-        trace.ended_unix_nano = u64::try_from(clock::unix_ms()).unwrap_or_default().saturating_mul(1_000_000);
-        match self.calls.try_send(trace) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.dropped.inc(),
+    /// Starts to send spans, where the config wants it: of calls that go through what is returned.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn send_spans(&mut self) -> io::Result<Option<Telemetry>> {
+        if !self.config.traces {
+            return Ok(None);
         }
+        let dropped = self.metrics.node.telemetry_dropped.with_label_values(&["traces"]);
+        let (telemetry, waiting) = Telemetry::new(dropped.clone());
+        let sender = Sender::new(Collector::new(&self.config), Arc::clone(&self.origin), dropped);
+        self.start("spans", move |stop| sender.run(&waiting, &stop))?;
+        Ok(Some(telemetry))
     }
-}
 
-impl Trace {
-    /// An attempt has ended.
-    pub fn attempted(&mut self, mut attempt: AttemptSpan) {
-        attempt.span = id();
-        self.attempts.push(attempt);
+    /// Starts to send what `gather` finds, where the config wants it.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn send_metrics(
+        &mut self,
+        gather: impl Fn() -> Vec<MetricFamily> + Send + 'static,
+    ) -> io::Result<()> {
+        let Some(every) = self.config.metrics_every else { return Ok(()) };
+        let readings = Readings::new(
+            Collector::new(&self.config),
+            Arc::clone(&self.origin),
+            every,
+            &self.metrics,
+            Box::new(gather),
+        );
+        self.start("metrics", move |stop| readings.run(&stop))
     }
-}
 
-impl Sending {
-    /// Waits until what is queued was sent, or a collector has not taken it.
+    fn start(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(Receiver<()>) + Send + 'static,
+    ) -> io::Result<()> {
+        let ((stop, stopped), (ending, ended)) = (sync_channel(0), sync_channel(0));
+        let run = move || {
+            let _ending: SyncSender<()> = ending;
+            run(stopped);
+        };
+        let thread = thread::Builder::new().name(format!("otlp-{name}")).spawn(run)?;
+        self.sending.push(Sending { thread, stop, ended });
+        Ok(())
+    }
+
+    /// Has both threads send what they have, and waits for them, two seconds at most.
     pub fn stop(self) {
-        self.stop.store(true, Ordering::Release);
-        if self.thread.join().is_err() {
-            tracing::error!("the thread that sends spans broke");
-        }
-    }
-}
-
-struct Sender {
-    url: String,
-    dropped: IntCounter,
-    stop: Arc<AtomicBool>,
-    /// Said already.
-    fails: bool,
-}
-
-impl Sender {
-    fn run(mut self, waiting: &Receiver<Box<Trace>>) {
-        let agent = |patience| {
-            ureq::Agent::new_with_config(
-                ureq::Agent::config_builder().timeout_global(Some(patience)).max_redirects(0).build(),
-            )
-        };
-        let steady = agent(PATIENCE);
-        let mut batch: Vec<Trace> = vec![];
-        let mut due = clock::now() + GATHER;
-        while !self.stop.load(Ordering::Acquire) {
-            match waiting.recv_timeout(LOOK) {
-                Ok(call) => batch.push(*call),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-            if batch.len() >= BATCH_MAX || clock::now() >= due {
-                self.send(&steady, mem::take(&mut batch));
-                due = clock::now() + GATHER;
-            }
-        }
-        batch.extend(waiting.try_iter().map(|call| *call));
-        self.send(&agent(LAST_PATIENCE), batch);
-    }
-
-    fn send(&mut self, agent: &ureq::Agent, batch: Vec<Trace>) {
-        if batch.is_empty() {
-            return;
-        }
-        let body = request(&batch);
-        let sent =
-            agent.post(&self.url).header("content-type", "application/x-protobuf").send(body.as_slice());
-        match sent {
-            Ok(_) => {
-                if mem::take(&mut self.fails) {
-                    tracing::info!("the collector takes spans again");
+        let end = clock::now() + LEAVE_MAX;
+        let told = self.sending.into_iter().map(|Sending { thread, stop, ended }| {
+            drop(stop);
+            (thread, ended)
+        });
+        // Both are told before one is waited for.
+        for (thread, ended) in told.collect::<Vec<_>>() {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            match ended.recv_timeout(end.saturating_duration_since(clock::now())) {
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!(thread = name, "the collector hangs: what it had not taken is lost");
                 }
-            }
-            Err(error) => {
-                self.dropped.inc_by(u64::try_from(batch.len()).unwrap_or(u64::MAX));
-                if !mem::replace(&mut self.fails, true) {
-                    tracing::warn!(%error, "the collector does not take spans: they are dropped");
-                }
+                _ if thread.join().is_err() => tracing::error!(thread = name, "a thread that sends broke"),
+                _ => {}
             }
         }
     }
-}
-
-struct Parent {
-    trace: [u8; 16],
-    span: [u8; 8],
-    is_sampled: bool,
-}
-
-/// Reads a `traceparent` (W3C Trace Context). Whatever is not exactly one is none.
-fn parent_of(text: &[u8]) -> Option<Parent> {
-    let parts: Vec<&str> = std::str::from_utf8(text).ok()?.splitn(5, '-').collect();
-    let [version, trace, span, flags] = parts.as_slice() else { return None };
-    let is_hex = |part: &str, length: usize| {
-        part.len() == length && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    if *version != "00" || !is_hex(trace, 32) || !is_hex(span, 16) || !is_hex(flags, 2) {
-        return None;
-    }
-    let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
-    let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
-    let flags = u8::from_str_radix(flags, 16).ok()?;
-    Some(Parent { trace: trace.to_be_bytes(), span: span.to_be_bytes(), is_sampled: flags & 1 == 1 })
-}
-
-/// An id that is not zero.
-fn id<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    entropy::with_rng(|rng| rng.fill_bytes(&mut bytes));
-    if bytes == [0; N] { [1; N] } else { bytes }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::Secret;
 
     #[test]
-    fn a_traceparent_is_taken_only_where_it_is_exactly_one() {
-        let sane = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let parent = parent_of(sane.as_bytes()).unwrap();
-        assert_eq!(u128::from_be_bytes(parent.trace), 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
-        assert_eq!(u64::from_be_bytes(parent.span), 0x00f0_67aa_0ba9_02b7);
-        assert!(parent.is_sampled);
-        assert!(!parent_of(sane.replace("-01", "-00").as_bytes()).unwrap().is_sampled);
-        for insane in [
-            "",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-",
-            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
-            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e473-600f067aa0ba902b7-01",
-            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        ] {
-            assert!(parent_of(insane.as_bytes()).is_none(), "{insane}");
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_dropped_and_counted_and_nobody_waits() {
-        let dropped = IntCounter::new("dropped", "Dropped.").unwrap();
-        let (calls, waiting) = sync_channel(1);
-        let telemetry = Telemetry { calls, dropped: dropped.clone() };
-        for _ in 0..3 {
-            let trace = telemetry.begin(None).unwrap();
-            telemetry.end(trace, CallSpan::default(), Duration::ZERO);
-        }
-        assert_eq!((dropped.get(), waiting.try_iter().count()), (2, 1));
+    fn a_thread_that_hangs_holds_up_no_process_that_leaves() {
+        let config = telemetry::Collector {
+            url: Secret::new("http://127.0.0.1:1"),
+            headers: vec![],
+            authorities: None,
+            traces: true,
+            metrics_every: None,
+        };
+        let mut exporter = Exporter::new(config, "node".to_owned(), Arc::new(Metrics::new().unwrap()));
+        let (release, held) = sync_channel::<()>(0);
+        let (told, waiting) = sync_channel(1);
+        let hang = move |stop: Receiver<()>| {
+            let stopped = stop.recv();
+            told.send(stopped).unwrap();
+            let _released = held.recv();
+        };
+        exporter.start("hangs", hang).unwrap();
+        exporter.stop();
+        assert!(waiting.recv().unwrap().is_err(), "it was told to end, and hangs all the same");
+        drop(release);
     }
 }

@@ -84,7 +84,7 @@ impl Outside {
 }
 
 /// Its own words would show the URL.
-fn not_taken(error: &ureq::Error) -> NotTaken {
+pub(super) fn not_taken(error: &ureq::Error) -> NotTaken {
     match error {
         ureq::Error::Timeout(_) => NotTaken::Timeout,
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => NotTaken::Url,

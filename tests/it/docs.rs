@@ -28,6 +28,7 @@ fn as_written(file: &str) -> String {
         "/// The three blocks, as they are meant.",
         "/// Where alarms go, beside the log.",
         "/// What the page shows.",
+        "/// Where spans and metrics go.",
     ];
     let end = meant.iter().filter_map(|first| file.find(first)).min().unwrap_or(file.len());
     file.get(..end).unwrap().to_owned()
@@ -36,7 +37,7 @@ fn as_written(file: &str) -> String {
 /// Every field of `config::raw` with its comment, word for word, in the annotated config.
 #[test]
 fn the_annotated_config_has_every_key_with_its_comment() {
-    let files = ["raw", "records", "sentry", "status", "watch"];
+    let files = ["raw", "records", "sentry", "status", "telemetry", "watch"];
     let raw = files.map(|file| as_written(&repository(&format!("src/config/{file}.rs")))).concat();
     let annotated = repository("conf/tollgate.yaml");
     let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -41,6 +41,7 @@ mod outages;
 mod preferences;
 mod probes;
 mod prometheus;
+mod readings;
 mod records;
 mod reload;
 mod repeats;

@@ -1,8 +1,10 @@
 //! The process itself: what it was built from, what it has leased, how much room it has.
 
-use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{counter, gauge, register};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+use super::{counter, counters, gauge, register};
 
 /// Gauges of the process.
 pub struct NodeMetrics {
@@ -27,10 +29,31 @@ pub struct NodeMetrics {
     pub disk_bytes: IntGauge,
     /// When certificates end.
     pub certificate_expires: GaugeVec,
-    /// Calls whose spans no collector has taken.
-    pub telemetry_dropped: IntCounter,
-    abandoned_nano: IntCounter,
-    provider_cost_nano: IntCounter,
+    /// What no collector has taken, by signal.
+    pub telemetry_dropped: IntCounterVec,
+    abandoned_nano: Follower,
+    provider_cost_nano: Follower,
+}
+
+/// Each signal has its count from the start: whoever watches sees the first of them.
+fn telemetry_dropped(r: &Registry) -> prometheus::Result<IntCounterVec> {
+    let dropped = counters(
+        r,
+        "telemetry_dropped_total",
+        "What the collector did not take in time: calls whose spans are lost (`traces`), and readings of all metrics \
+         (`metrics`), of which the next has every counter again.",
+        &["signal"],
+    )?;
+    for signal in ["traces", "metrics"] {
+        let _there = dropped.with_label_values(&[signal]);
+    }
+    Ok(dropped)
+}
+
+/// A counter of what is counted elsewhere. Several may read at once: nothing is counted twice.
+pub(super) struct Follower {
+    counter: IntCounter,
+    seen: AtomicU64,
 }
 
 impl NodeMetrics {
@@ -80,34 +103,55 @@ impl NodeMetrics {
             disk_free_bytes: gauge(r, "disk_free_bytes", "Bytes left where the data folder is.")?,
             disk_bytes: gauge(r, "disk_bytes", "The size of the disk where the data folder is.")?,
             certificate_expires: register(r, GaugeVec::new(expires, &["listener"])?)?,
-            telemetry_dropped: counter(
-                r,
-                "telemetry_dropped_total",
-                "Calls whose spans were dropped: the collector did not take them in time.",
-            )?,
-            abandoned_nano: counter(
+            telemetry_dropped: telemetry_dropped(r)?,
+            abandoned_nano: Follower::new(counter(
                 r,
                 "abandoned_nano_dollars_total",
                 "Nano-dollars that calls cost us at providers and nobody was charged for: their callers left early, or an \
                  attempt broke off. Of calls that this process has booked.",
-            )?,
-            provider_cost_nano: counter(
+            )?),
+            provider_cost_nano: Follower::new(counter(
                 r,
                 "provider_cost_nano_dollars_total",
                 "Nano-dollars that calls cost us at providers, as the prices in the config say. Of calls that this process \
                  has booked.",
-            )?,
+            )?),
         })
     }
 
     /// What the process has booked by now, in nano-dollars.
     pub fn booked(&self, abandoned: u64, provider_cost: u64) {
-        catch_up(&self.abandoned_nano, abandoned);
-        catch_up(&self.provider_cost_nano, provider_cost);
+        self.abandoned_nano.catch_up(abandoned);
+        self.provider_cost_nano.catch_up(provider_cost);
     }
 }
 
-/// A counter whose value is kept elsewhere.
-pub(super) fn catch_up(counter: &IntCounter, total: u64) {
-    counter.inc_by(total.saturating_sub(counter.get()));
+impl Follower {
+    pub(super) const fn new(counter: IntCounter) -> Self {
+        Self { counter, seen: AtomicU64::new(0) }
+    }
+
+    /// It is so much by now.
+    pub(super) fn catch_up(&self, total: u64) {
+        let before = self.seen.fetch_max(total, Ordering::Relaxed);
+        self.counter.inc_by(total.saturating_sub(before));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_reads_at_the_same_time_counts_nothing_twice() {
+        let follower = Follower::new(IntCounter::new("followed", "Followed.").unwrap());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..=10_000).for_each(|total| follower.catch_up(total)));
+            }
+        });
+        assert_eq!(follower.counter.get(), 10_000);
+        follower.catch_up(9_999);
+        assert_eq!(follower.counter.get(), 10_000, "a counter never falls");
+    }
 }

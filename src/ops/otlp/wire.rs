@@ -1,4 +1,4 @@
-//! Spans as the collector reads them.
+//! Spans as the collector reads them, and what every message says of us.
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -9,24 +9,33 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 use prost::Message as _;
 
-use super::{AttemptSpan, Trace};
+use super::Origin;
+use super::spans::{AttemptSpan, Trace};
 
 /// One message with these calls.
-#[must_use]
-pub fn request(calls: &[Trace]) -> Vec<u8> {
-    let resource = Resource {
-        attributes: vec![
-            text("service.name", "tollgate"),
-            text("service.version", env!("CARGO_PKG_VERSION")),
-        ],
-        ..Resource::default()
-    };
-    let scope = InstrumentationScope { name: "tollgate".to_owned(), ..InstrumentationScope::default() };
+pub(super) fn request(origin: &Origin, calls: &[Trace]) -> Vec<u8> {
     let spans = calls.iter().flat_map(spans_of).collect();
-    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
-    let resource_spans =
-        vec![ResourceSpans { resource: Some(resource), scope_spans, ..ResourceSpans::default() }];
+    let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
+    let resource = Some(resource(origin));
+    let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
     ExportTraceServiceRequest { resource_spans }.encode_to_vec()
+}
+
+/// Who says it.
+pub(super) fn resource(origin: &Origin) -> Resource {
+    let Origin { instance, node } = origin;
+    let attributes = vec![
+        text("service.name", "tollgate"),
+        text("service.version", env!("CARGO_PKG_VERSION")),
+        text("service.instance.id", instance),
+        text("tollgate.node", node),
+    ];
+    Resource { attributes, ..Resource::default() }
+}
+
+pub(super) fn scope() -> InstrumentationScope {
+    let (name, version) = ("tollgate".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    InstrumentationScope { name, version, ..InstrumentationScope::default() }
 }
 
 fn spans_of(trace: &Trace) -> Vec<Span> {
@@ -111,7 +120,7 @@ fn status(is_good: bool, why: &str) -> Option<Status> {
     (!is_good).then(|| Status { message: why.to_owned(), code: StatusCode::Error.into() })
 }
 
-fn text(key: &str, value: &str) -> KeyValue {
+pub(super) fn text(key: &str, value: &str) -> KeyValue {
     attribute(key, Value::StringValue(value.to_owned()))
 }
 

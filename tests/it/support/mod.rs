@@ -1,6 +1,7 @@
 //! The test bed: a gateway process, scripted upstreams, a caller on a raw socket.
 
 pub mod caller;
+pub mod collector;
 pub mod delay;
 pub mod fleet;
 pub mod gateway;
