@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::language::{Language, rfc822, rfc3339};
 use super::page::{pick, said, title_of};
-use super::view::{Job, Model, Part, View};
+use super::view::{Bars, Job, Model, Region, Route, View, share};
 use crate::record::incidents::{Incident, Update};
 
 /// Items of a feed.
@@ -65,27 +65,37 @@ pub(crate) fn incident(incident: &Incident) -> Value {
 }
 
 fn model(model: &Model) -> Value {
-    let bar = |(day, counted): &(i64, Counted)| {
-        let date = rfc3339(begin_ms(*day)).chars().take("2026-11-30".len()).collect::<String>();
-        json!({ "date": date, "status": word(counted.level()), "good": counted.share().map(ratio) })
-    };
+    let Model { name, level, regions, routes, bars } = model;
     let mut value = json!({
-        "name": model.name,
-        "status": word(model.level),
-        "good_90d": model.share().map(ratio),
-        "regions": model.regions.iter().map(part).collect::<Vec<_>>(),
-        "days": model.bars.iter().map(bar).collect::<Vec<_>>(),
+        "name": name,
+        "status": word(*level),
+        "good_90d": share(bars).map(ratio),
+        "regions": regions.iter().map(region).collect::<Vec<_>>(),
+        "days": days(bars),
     });
-    if !model.routes.is_empty()
+    if !routes.is_empty()
         && let Some(object) = value.as_object_mut()
     {
-        object.insert("routes".to_owned(), model.routes.iter().map(part).collect());
+        object.insert("routes".to_owned(), routes.iter().map(route).collect());
     }
     value
 }
 
-fn part(part: &Part) -> Value {
-    json!({ "name": part.name, "status": word(part.level) })
+fn region(region: &Region) -> Value {
+    let Region { name, level, bars } = region;
+    json!({ "name": name, "status": word(*level), "good_90d": share(bars).map(ratio), "days": days(bars) })
+}
+
+fn route(route: &Route) -> Value {
+    json!({ "name": route.name, "status": word(route.level) })
+}
+
+fn days(bars: &Bars) -> Vec<Value> {
+    let bar = |(day, counted): &(i64, Counted)| {
+        let date = rfc3339(begin_ms(*day)).chars().take("2026-11-30".len()).collect::<String>();
+        json!({ "date": date, "status": word(counted.level()), "good": counted.share().map(ratio) })
+    };
+    bars.iter().map(bar).collect()
 }
 
 fn job(job: &Job) -> Value {

@@ -4,12 +4,14 @@
 //! elements of its own that isolate its direction (`bdi`, `dir="auto"`), and is escaped by the macro that writes it.
 //! State is said in words and by the shape of a sign, never by colour alone. Every bar has its text.
 
+use std::borrow::Cow;
+
 use filters::status::Level;
-use filters::status::days::Counted;
+use filters::status::days::{Counted, DAYS, day_of};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::language::{Language, rfc3339};
-use super::view::{Goal, Job, JobState, Model, Overall, Part, View};
+use super::view::{Bars, Goal, Job, JobState, Model, Overall, Region, Route, View, share};
 use crate::record::incidents::{Incident, Texts, Update, Word};
 
 /// The style sheet. The page's policy names its digest.
@@ -114,7 +116,7 @@ fn sentence(goal: Goal, language: Language) -> String {
 }
 
 fn models(view: &View, language: Language) -> Markup {
-    let words = language.words();
+    let (words, dates) = (language.words(), Dates::of(view, language));
     html! {
         section class="block" id="models" aria-labelledby="models-title" {
             h2 id="models-title" { (words.models) }
@@ -127,7 +129,7 @@ fn models(view: &View, language: Language) -> Markup {
                     }
                 }
                 ul class="models" {
-                    @for one in &view.models { li { (model(one, language)) } }
+                    @for one in &view.models { li { (model(one, &dates)) } }
                 }
             }
             @if view.more_models > 0 {
@@ -140,37 +142,89 @@ fn models(view: &View, language: Language) -> Markup {
     }
 }
 
-fn model(model: &Model, language: Language) -> Markup {
-    let words = language.words();
+fn model(model: &Model, dates: &Dates) -> Markup {
+    let (language, words) = (dates.language, dates.language.words());
     html! {
         div class="model" {
             div class="line" {
                 h3 { bdi { (model.name) } }
                 p class={ "state " (class(model.level)) } { (sign(model.level)) (language.level(model.level)) }
             }
-            ol class="days" aria-label=(words.days_of) {
-                @for (day, counted) in &model.bars { (bar(*day, *counted, language)) }
-            }
+            (days(words.days_of, &model.bars, dates))
             div class="scale" {
                 span { (words.days_ago) }
-                @if let Some(share) = model.share() {
-                    span class="share" { b { (language.percent(share)) } " " (words.good_calls) }
-                }
+                (answered(&model.bars, language))
                 span { (words.today) }
             }
-            (parts(words.regions, &model.regions, language))
-            (parts(words.routes, &model.routes, language))
+            @if !model.regions.is_empty() {
+                ul class="regions" aria-label=(words.regions) {
+                    @for one in &model.regions { li { (region(one, dates)) } }
+                }
+            }
+            (routes(words.routes, &model.routes, language))
         }
     }
 }
 
+fn region(region: &Region, dates: &Dates) -> Markup {
+    let (language, Region { name, level, bars }) = (dates.language, region);
+    html! {
+        div class="line" {
+            h4 { bdi { (name) } }
+            p class={ "state " (class(*level)) } { (sign(*level)) (language.level(*level)) }
+            (answered(bars, language))
+        }
+        @if !bars.is_empty() {
+            (days(&format!("{}: {name}", language.words().days_of), bars, dates))
+        }
+    }
+}
+
+/// How many calls were answered, of those that the bars count.
+fn answered(bars: &Bars, language: Language) -> Markup {
+    html! {
+        @if let Some(share) = share(bars) {
+            span class="share" { b { (language.percent(share)) } " " (language.words().good_calls) }
+        }
+    }
+}
+
+fn days(label: &str, bars: &Bars, dates: &Dates) -> Markup {
+    html! {
+        ol class="days" aria-label=(label) {
+            @for (day, counted) in bars.iter() { (bar(&dates.name(*day), *counted, dates.language)) }
+        }
+    }
+}
+
+/// The dates that a page says again and again, once for each day.
+struct Dates {
+    language: Language,
+    first: i64,
+    names: Vec<String>,
+}
+
+impl Dates {
+    fn of(view: &View, language: Language) -> Self {
+        let today = day_of(view.at_ms);
+        let first = today.saturating_sub(DAYS - 1);
+        Self { language, first, names: (first..=today).map(|day| language.date(day)).collect() }
+    }
+
+    fn name(&self, day: i64) -> Cow<'_, str> {
+        let at = usize::try_from(day.saturating_sub(self.first)).ok();
+        let known = at.and_then(|at| self.names.get(at));
+        known.map_or_else(|| self.language.date(day).into(), Cow::from)
+    }
+}
+
 /// One day. Its text shows when a pointer is on it; readers of text always have it.
-fn bar(day: i64, counted: Counted, language: Language) -> Markup {
+fn bar(date: &str, counted: Counted, language: Language) -> Markup {
     let level = counted.level();
     html! {
         li class=(class(level)) {
             span {
-                (language.date(day)) ": "
+                (date) ": "
                 @match counted.share() {
                     Some(share) => { (language.percent(share)) " (" (language.level(level)) ")" },
                     None => { (language.level(None)) },
@@ -180,14 +234,14 @@ fn bar(day: i64, counted: Counted, language: Language) -> Markup {
     }
 }
 
-fn parts(name: &str, parts: &[Part], language: Language) -> Markup {
+fn routes(name: &str, routes: &[Route], language: Language) -> Markup {
     html! {
-        @if !parts.is_empty() {
-            ul class="parts" aria-label=(name) {
-                @for part in parts {
-                    li class=(class(part.level)) {
-                        (sign(part.level)) bdi { (part.name) } " "
-                        span class="quiet" { (language.level(part.level)) }
+        @if !routes.is_empty() {
+            ul class="routes" aria-label=(name) {
+                @for route in routes {
+                    li class=(class(route.level)) {
+                        (sign(route.level)) bdi { (route.name) } " "
+                        span class="quiet" { (language.level(route.level)) }
                     }
                 }
             }

@@ -6,7 +6,7 @@ use filters::status::Level;
 use filters::status::days::{Counted, bars};
 
 use super::language::Language;
-use super::view::{Goal, Job, JobState, Model, Part, View};
+use super::view::{Goal, Job, JobState, Model, Region, Route, View};
 use super::{Form, StatusPage, data, page};
 use crate::config::status::Status;
 use crate::record::incidents::{Incident, Texts, Update, Word};
@@ -17,8 +17,9 @@ const TODAY: i64 = 20_787;
 
 fn model(name: &str, level: Option<Level>) -> Model {
     let counted = [(TODAY, Counted { good: 9_999, bad: 1 }), (TODAY - 1, Counted { good: 1, bad: 1 })];
-    let regions = vec![Part { name: "eu-west".into(), level }];
-    Model { name: name.into(), level, regions, routes: vec![], bars: bars(TODAY, counted) }
+    let of_region = [(TODAY, Counted { good: 3, bad: 1 }), (TODAY - 2, Counted { good: 1, bad: 0 })];
+    let regions = vec![Region { name: "eu-west".into(), level, bars: bars(TODAY, of_region).into() }];
+    Model { name: name.into(), level, regions, routes: vec![], bars: bars(TODAY, counted).into() }
 }
 
 fn texts(all: &[(&str, &str)]) -> Texts {
@@ -59,8 +60,8 @@ fn nobody_writes_markup_into_a_page_a_feed_or_json() {
     view.url = Some(HOSTILE.into());
     view.models = vec![model(HOSTILE, Some(Level::Down))];
     if let Some(model) = view.models.first_mut() {
-        model.regions = vec![Part { name: HOSTILE.into(), level: None }];
-        model.routes = vec![Part { name: HOSTILE.into(), level: None }];
+        model.regions = vec![Region { name: HOSTILE.into(), level: None, bars: bars(TODAY, []).into() }];
+        model.routes = vec![Route { name: HOSTILE.into(), level: None }];
     }
     view.jobs = vec![Job { name: HOSTILE.into(), state: JobState::Failed, done_ms: None }];
     let hostile = [("en", HOSTILE), ("fa", HOSTILE)];
@@ -95,11 +96,40 @@ fn a_page_is_in_its_readers_language_and_direction() {
 }
 
 #[test]
-fn every_day_has_a_bar_with_its_text() {
+fn every_day_of_a_model_and_of_its_region_has_a_bar_with_its_text() {
     let page = html(&view(), Language::English);
-    let bars = page.split_once("<ol class=\"days\"").unwrap().1.split_once("</ol>").unwrap().0;
-    assert_eq!(bars.matches("<li ").count(), 90);
-    assert_eq!(bars.matches("<span>").count(), 90);
+    let rows: Vec<&str> =
+        page.split("<ol class=\"days\"").skip(1).map(|row| row.split("</ol>").next().unwrap()).collect();
+    let [model, region] = rows.as_slice() else { panic!("{} rows", rows.len()) };
+    for bars in [model, region] {
+        assert_eq!((bars.matches("<li ").count(), bars.matches("<span>").count()), (90, 90));
+    }
+    assert!(region.starts_with(" aria-label=\"Day by day: eu-west\">"), "{region}");
+    assert!(model.contains("30 November 2026: 99.99% (Operational)"));
+    assert!(
+        region.contains("30 November 2026: 75% (Down)")
+            && region.contains("28 November 2026: 100% (Operational)")
+    );
+    assert!(page.contains("<b>80%</b> of calls answered"), "of the region, in all");
+    let json: serde_json::Value = serde_json::from_slice(&data::json(&view())).unwrap();
+    let region = &json["models"][0]["regions"][0];
+    assert_eq!((&region["name"], &region["good_90d"]), (&"eu-west".into(), &0.8.into()));
+    assert_eq!(region["days"].as_array().unwrap().len(), 90);
+    assert_eq!(
+        region["days"][89],
+        serde_json::json!({ "date": "2026-11-30", "status": "down", "good": 0.75 })
+    );
+}
+
+#[test]
+fn a_region_too_many_is_shown_as_it_does_now() {
+    let mut view = view();
+    if let Some(region) = view.models.first_mut().and_then(|model| model.regions.first_mut()) {
+        region.bars = [].into();
+    }
+    let page = html(&view, Language::Persian);
+    assert_eq!(page.matches("<ol class=\"days\"").count(), 1);
+    assert!(page.contains("<h4><bdi>eu-west</bdi></h4>"));
 }
 
 #[test]
@@ -173,7 +203,7 @@ fn what_has_not_changed_has_the_same_tag() {
 #[test]
 fn another_config_counts_at_once() {
     let page = StatusPage::new(Status { detail: true, ..Status::default() });
-    let routes = vec![Part { name: "secret-provider/m".into(), level: None }];
+    let routes = vec![Route { name: "secret-provider/m".into(), level: None }];
     page.show(View { models: vec![Model { routes, ..model("gpt-a", None) }], ..view() });
     let text = |query: &str| {
         let answer = page.answer(Form::Page, query, "").unwrap();

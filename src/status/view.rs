@@ -1,6 +1,7 @@
 //! What the page shows, before it is a page: what is known, put together and bounded.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use filters::status::Level;
 use filters::status::days::{Counted, together};
@@ -9,6 +10,12 @@ use crate::record::incidents::Incident;
 
 /// Models that a page and its JSON show at most; how many there are beyond them is said.
 pub(super) const MODELS_MAX: usize = 500;
+
+/// Regions that a page and its JSON show with bars of their own at most; those beyond them are shown as they do now.
+pub(super) const REGION_BARS_MAX: usize = 500;
+
+/// A bar for each day, the oldest first; none where there are too many of them.
+pub(super) type Bars = Arc<[(i64, Counted)]>;
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,17 +42,24 @@ pub(super) struct View {
 pub(super) struct Model {
     pub(super) name: String,
     pub(super) level: Option<Level>,
-    /// Of regions that have a name.
-    pub(super) regions: Vec<Part>,
+    /// Those that have a name.
+    pub(super) regions: Vec<Region>,
     /// Empty unless the config wants them shown.
-    pub(super) routes: Vec<Part>,
-    /// The oldest first.
-    pub(super) bars: Vec<(i64, Counted)>,
+    pub(super) routes: Vec<Route>,
+    pub(super) bars: Bars,
 }
 
-/// A region or a route of a model.
+/// A region of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct Region {
+    pub(super) name: String,
+    pub(super) level: Option<Level>,
+    pub(super) bars: Bars,
+}
+
+/// A route of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Route {
     pub(super) name: String,
     pub(super) level: Option<Level>,
 }
@@ -121,11 +135,9 @@ impl Overall {
     }
 }
 
-impl Model {
-    /// Good calls of all days shown, of a hundred thousand.
-    pub(super) fn share(&self) -> Option<u32> {
-        together(&self.bars).share()
-    }
+/// Good calls of all days shown, of a hundred thousand.
+pub(super) fn share(bars: &Bars) -> Option<u32> {
+    together(bars).share()
 }
 
 impl JobState {

@@ -18,7 +18,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::StatusPage;
 use super::news::news;
-use super::view::{Goal, Job, JobState, MODELS_MAX, Model, Part, View};
+use super::view::{Bars, Goal, Job, JobState, MODELS_MAX, Model, REGION_BARS_MAX, Region, Route, View};
 use crate::books::Fleet;
 use crate::clock;
 use crate::config::checked;
@@ -78,7 +78,7 @@ struct Read {
     calls: HashMap<Place, Calls>,
     /// Whether the last probe of a route went well.
     probes: HashMap<String, bool>,
-    days: HashMap<String, BTreeMap<i64, Counted>>,
+    bars: HashMap<Place, Bars>,
     jobs: Vec<Job>,
     goal: Option<Goal>,
     /// They could not be read or written.
@@ -203,13 +203,7 @@ impl Watch {
         }
         if slow {
             read.jobs = jobs(records.beats()?, now_ms);
-            read.days.clear();
-            for Tally { model, start_ms, good, bad, .. } in
-                records.days(None, begin_ms(day_of(now_ms) - DAYS), now_ms)?
-            {
-                let day = read.days.entry(model).or_default().entry(day_of(start_ms)).or_default();
-                *day = day.and(Counted { good, bad });
-            }
+            read.bars = bars_of(records.days(None, begin_ms(day_of(now_ms) - DAYS), now_ms)?, day_of(now_ms));
             let month = Month::of(now_ms).map(Month::start_ms).unwrap_or_default();
             let mut sum = Counted::default();
             for Tally { good, bad, .. } in records.days(None, month, now_ms)? {
@@ -230,6 +224,7 @@ impl Watch {
         names.retain(|name| !config.hidden_models.contains(name));
         names.sort_unstable();
         steady.retain(|(model, _), _| snapshot.catalogue.models.contains_key(model));
+        let blank: Bars = bars(day_of(now_ms), []).into();
         let mut troubled = vec![];
         let mut models = vec![];
         for name in &names {
@@ -238,6 +233,7 @@ impl Watch {
             let mut shown = |region: Option<&str>| {
                 let place = (name.to_string(), region.map(str::to_owned));
                 let calls = read.calls.get(&place).copied().unwrap_or_default();
+                let bars = read.bars_of(&place, &blank);
                 let of_it: Vec<RouteSignal> = routes
                     .iter()
                     .filter(|route| region.is_none_or(|region| route.region == region))
@@ -245,14 +241,15 @@ impl Watch {
                     .collect();
                 let one = steady.entry(place).or_default();
                 let level = one.look(now, look(&of_it, calls));
-                (level, one.since())
+                (level, one.since(), bars)
             };
-            let (level, since) = shown(None);
+            let (level, since, bars) = shown(None);
             let regions: BTreeSet<&str> =
                 routes.iter().map(|route| route.region).filter(|region| !region.is_empty()).collect();
-            let regions = regions
-                .into_iter()
-                .map(|region| Part { name: region.to_owned(), level: shown(Some(region)).0 });
+            let regions = regions.into_iter().map(|region| {
+                let (level, _, bars) = shown(Some(region));
+                Region { name: region.to_owned(), level, bars }
+            });
             let regions = regions.collect();
             if let (Some(level), Some(since)) = (level, since) {
                 let ago = i64::try_from(now.saturating_duration_since(since).as_millis()).unwrap_or(i64::MAX);
@@ -262,23 +259,21 @@ impl Watch {
                     since_ms: now_ms.saturating_sub(ago),
                 });
             }
-            let route = |route: &Route<'_>| Part {
+            let route = |route: &Known<'_>| Route {
                 name: route.name.to_owned(),
                 level: look(&[route.signal], Calls::default()),
             };
-            let days = read.days.get(*name).into_iter().flatten().map(|(day, counted)| (*day, *counted));
             models.push(Model {
                 name: name.to_string(),
                 level: level.max(told(&read.incidents, name)),
                 regions,
                 routes: if config.detail { routes.iter().map(route).collect() } else { vec![] },
-                bars: bars(day_of(now_ms), days),
+                bars,
             });
         }
         drop(steady);
         self.seen.troubled.store(Arc::new(troubled));
-        let more_models = models.len().saturating_sub(MODELS_MAX);
-        models.truncate(MODELS_MAX);
+        let more_models = bounded(&mut models);
         View {
             at_ms: now_ms.div_euclid(MINUTE_MS).saturating_mul(MINUTE_MS),
             title: config.title.clone(),
@@ -304,8 +299,41 @@ impl Watch {
     }
 }
 
-/// A route as a page may show it.
-struct Route<'a> {
+impl Read {
+    /// The bars of a place, which end on the day on which `blank` ends, those of a place without calls.
+    fn bars_of(&self, place: &Place, blank: &Bars) -> Bars {
+        let day = |bars: &Bars| bars.last().map(|(day, _)| *day);
+        match (self.bars.get(place), day(blank)) {
+            (Some(known), today) if day(known) == today => Arc::clone(known),
+            // Nothing was read since midnight.
+            (Some(known), Some(today)) => bars(today, known.iter().copied()).into(),
+            (_, _) => Arc::clone(blank),
+        }
+    }
+}
+
+/// Leaves as many models, and bars of their regions, as a page shows. Answers how many models there are beyond.
+fn bounded(models: &mut Vec<Model>) -> usize {
+    let more = models.len().saturating_sub(MODELS_MAX);
+    models.truncate(MODELS_MAX);
+    let regions = models.iter_mut().flat_map(|model| &mut model.regions);
+    regions.skip(REGION_BARS_MAX).for_each(|region| region.bars = Arc::default());
+    more
+}
+
+/// Bars of models, and of their regions.
+fn bars_of(tallies: Vec<Tally>, today: i64) -> HashMap<Place, Bars> {
+    let mut days: HashMap<Place, Vec<(i64, Counted)>> = HashMap::new();
+    for Tally { model, region, start_ms, good, bad, .. } in tallies {
+        for place in [(model.clone(), None), (model, Some(region))] {
+            days.entry(place).or_default().push((day_of(start_ms), Counted { good, bad }));
+        }
+    }
+    days.into_iter().map(|(place, days)| (place, bars(today, days).into())).collect()
+}
+
+/// What is known of a route.
+struct Known<'a> {
     name: &'a str,
     region: &'a str,
     signal: RouteSignal,
@@ -315,7 +343,7 @@ fn routes_of<'a>(
     snapshot: &'a Snapshot,
     model: &checked::Model,
     probes: &HashMap<String, bool>,
-) -> Vec<Route<'a>> {
+) -> Vec<Known<'a>> {
     let ids: Vec<EndpointId> = model.routes.clone();
     let signals = snapshot.upstreams.signals(&ids);
     let route = |(id, signal): (EndpointId, RouteSignal)| {
@@ -326,7 +354,7 @@ fn routes_of<'a>(
             shaky: signal.shaky || probe == Some(false),
             ..signal
         };
-        Some(Route { name: &endpoint.name, region: &endpoint.provider.region, signal })
+        Some(Known { name: &endpoint.name, region: &endpoint.provider.region, signal })
     };
     ids.into_iter().zip(signals).filter_map(route).collect()
 }
@@ -448,6 +476,56 @@ mod tests {
         assert_eq!(states(vec![left.clone(), here], now_ms), well);
         let late = [("sweep".to_owned(), JobState::Late)];
         assert_eq!(states(vec![left], now_ms), late);
+    }
+
+    #[test]
+    fn a_region_has_its_own_bars_and_a_model_those_of_all_of_them() {
+        let today = 1_000;
+        let tally = |region: &str, day, good, bad| Tally {
+            model: "m".to_owned(),
+            region: region.to_owned(),
+            start_ms: begin_ms(day),
+            good,
+            bad,
+            slow: 0,
+        };
+        let tallies = vec![
+            tally("eu", today, 3, 0),
+            tally("us", today, 0, 2),
+            tally("", today, 0, 1),
+            tally("eu", 999, 1, 0),
+        ];
+        let read = Read { bars: bars_of(tallies, today), ..Read::default() };
+        let of = |region: Option<&str>, day: i64, now: i64| {
+            let bars = read.bars_of(&("m".to_owned(), region.map(str::to_owned)), &bars(now, []).into());
+            assert_eq!((bars.len(), bars.last().unwrap().0), (90, now));
+            let found = bars.iter().find(|(number, _)| *number == day).unwrap();
+            (found.1.good, found.1.bad)
+        };
+        assert_eq!(of(None, today, today), (3, 3), "also what no region is to blame for");
+        assert_eq!((of(Some("eu"), today, today), of(Some("eu"), 999, today)), ((3, 0), (1, 0)));
+        assert_eq!((of(Some("us"), today, today), of(Some("us"), 999, today)), ((0, 2), (0, 0)));
+        assert_eq!(of(Some("asia"), today, today), (0, 0));
+        assert_eq!(of(Some("eu"), today, today + 1), (3, 0), "yesterday's, until they are read again");
+    }
+
+    #[test]
+    fn of_too_many_models_and_regions_the_first_are_shown_whole() {
+        let blank: Bars = bars(1_000, []).into();
+        let region =
+            |number: usize| Region { name: number.to_string(), level: None, bars: Arc::clone(&blank) };
+        let model = |number: usize| Model {
+            name: number.to_string(),
+            level: None,
+            regions: vec![region(1), region(2)],
+            routes: vec![],
+            bars: Arc::clone(&blank),
+        };
+        let mut models: Vec<Model> = (0..MODELS_MAX + 3).map(model).collect();
+        assert_eq!((bounded(&mut models), models.len()), (3, MODELS_MAX));
+        let with_bars =
+            models.iter().flat_map(|model| &model.regions).filter(|region| !region.bars.is_empty());
+        assert_eq!(with_bars.count(), REGION_BARS_MAX);
     }
 
     #[test]

@@ -212,3 +212,45 @@ async fn a_reload_switches_it_off_and_on_and_shows_routes_only_where_they_are_wa
         assert_eq!(page(&gateway, path).await.status, 404, "{path}");
     }
 }
+
+/// Today's bars of the model `gpt-a` and of its regions, by name.
+fn todays(json: &Value) -> Vec<(String, Value)> {
+    let model = &json["models"][0];
+    let today = |of: &Value| {
+        let days = of["days"].as_array().unwrap();
+        assert_eq!(days.len(), 90, "{of}");
+        (of["name"].as_str().unwrap().to_owned(), days[89]["good"].clone())
+    };
+    let regions = model["regions"].as_array().unwrap().iter().map(today);
+    [today(model)].into_iter().chain(regions).collect()
+}
+
+#[tokio::test]
+async fn every_region_has_its_own_days() {
+    let sick = r#"{"fault":{"kind":"status","code":500}}"#;
+    let (first, second) = (upstream(script("{}")).await, upstream(script("{}")).await);
+    let mut gateway = Setup::new(&[first.address(), second.address()]).start();
+    let named = |r0: Value, r1: Value, all: Value| {
+        vec![("gpt-a".to_owned(), all), ("r0".to_owned(), r0), ("r1".to_owned(), r1)]
+    };
+    let nothing =
+        when(&gateway, "regions are known", |json| json["models"][0]["regions"][1].is_object()).await;
+    assert_eq!(todays(&nothing), named(Value::Null, Value::Null, Value::Null));
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    first.set_script(script(sick));
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200, "by the other region");
+    second.set_script(script(sick));
+    assert_ne!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    // Days are read at the start, then twice a minute.
+    gateway.signal("-TERM");
+    assert!(gateway.wait().success());
+    let gateway = gateway.again();
+    let json = when(&gateway, "days are read", |json| !json["models"][0]["good_90d"].is_null()).await;
+    assert_eq!(todays(&json), named(json!(1.0), json!(0.5), json!(0.66666)), "the last to fail is to blame");
+    assert_eq!(json["models"][0]["regions"][1]["good_90d"], json!(0.5));
+    for language in ["en", "ar", "fa"] {
+        let html = page(&gateway, &format!("/status?lang={language}")).await.text();
+        assert_eq!(html.matches("<ol class=\"days\"").count(), 3, "the model's, and one of each region");
+        assert_eq!(html.matches("<h4><bdi>r").count(), 2);
+    }
+}
