@@ -3,10 +3,13 @@
 use deserr::Deserr;
 
 use super::Faults;
+use super::raw::Bytes;
 use crate::status::Language;
 
 /// The longest title, in bytes.
 const TITLE_BYTES_MAX: usize = 100;
+/// The smallest ration, in bytes.
+const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
 #[derive(Debug, Default, Deserr)]
 #[deserr(error = Faults, deny_unknown_fields)]
@@ -29,6 +32,10 @@ pub struct Raw {
     /// Models that the page does not show. Default: none.
     #[deserr(default)]
     pub hidden_models: Option<Vec<String>>,
+    /// Bytes of the page a second that this node gives away at most, ten seconds of it at once: whoever asks beyond it gets
+    /// a 429, and calls keep the line. A page of ten models with three regions each has some 25 KiB, compressed. Default 4MiB.
+    #[deserr(default)]
+    pub bytes_per_second: Option<Bytes>,
 }
 
 /// What the page shows.
@@ -41,6 +48,7 @@ pub struct Status {
     /// Never empty.
     pub languages: Vec<Language>,
     pub hidden_models: Vec<String>,
+    pub bytes_per_second: u64,
 }
 
 impl Default for Status {
@@ -52,19 +60,24 @@ impl Default for Status {
             detail: false,
             languages: Language::ALL.to_vec(),
             hidden_models: vec![],
+            bytes_per_second: 4 << 20,
         }
     }
 }
 
 /// Turns what was written into what is meant, and adds what is wrong with it.
 pub(super) fn check(raw: Raw, faults: &mut Faults) -> Status {
-    let Raw { enabled, title, url, detail, languages, hidden_models } = raw;
+    let Raw { enabled, title, url, detail, languages, hidden_models, bytes_per_second } = raw;
     let default = Status::default();
     let sound = |title: &String| {
         !title.trim().is_empty() && title.len() <= TITLE_BYTES_MAX && !title.chars().any(char::is_control)
     };
     if title.as_ref().is_some_and(|title| !sound(title)) {
         faults.push("status.title", format!("must be 1 to {TITLE_BYTES_MAX} bytes of plain text"));
+    }
+    let bytes_per_second = bytes_per_second.map_or(default.bytes_per_second, |bytes| bytes.0);
+    if bytes_per_second < BYTES_PER_SECOND_MIN {
+        faults.push("status.bytes_per_second", "must be at least 64KiB, or nobody can read the page");
     }
     let is_web = |url: &String| {
         let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).unwrap_or_default();
@@ -91,5 +104,6 @@ pub(super) fn check(raw: Raw, faults: &mut Faults) -> Status {
         detail: detail.unwrap_or(default.detail),
         languages: if known.is_empty() { default.languages } else { known },
         hidden_models: hidden_models.unwrap_or_default(),
+        bytes_per_second,
     }
 }

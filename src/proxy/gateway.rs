@@ -96,8 +96,8 @@ impl ProxyHttp for Gateway {
                 Ok(false)
             }
             Ok(Asked::Json(body)) => reply::json(session, ctx, body).await.map(|()| true),
-            Ok(Asked::Status(answer)) => {
-                reply::status(session, ctx, &answer, self.status.policy()).await.map(|()| true)
+            Ok(Asked::Status(page)) => {
+                reply::page(session, ctx, &page, self.status.policy()).await.map(|()| true)
             }
             Err(rejection) => reply::reject(session, ctx, &rejection).await.map(|()| true),
         }

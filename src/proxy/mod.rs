@@ -18,6 +18,7 @@ mod keyed;
 mod listing;
 mod measure;
 mod own;
+mod page;
 mod peer;
 mod reply;
 mod request;

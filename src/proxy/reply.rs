@@ -5,18 +5,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use filters::verdict::{Reason, Rejection};
 use http::Method;
-use http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
-    EXPECT, IF_NONE_MATCH, REFERRER_POLICY, RETRY_AFTER, VARY, X_CONTENT_TYPE_OPTIONS,
-};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
 use super::ctx::Ctx;
 use super::headers;
+use super::page::Page;
 use super::surface::{self, Surface};
 use crate::entropy;
-use crate::status::{self, Answer};
 
 /// How long the rest of a request body is read and thrown away, so that the caller can read our
 /// answer: closing on unread bytes would reset the connection under it.
@@ -101,40 +98,17 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> p
     send(session, head, body, Rest::OnItsWay).await
 }
 
-/// Answers with the status page, or says that the caller has it already (RFC 9110 §13.1.2).
-pub(super) async fn status(
+/// Answers with the status page.
+pub(super) async fn page(
     session: &mut Session,
     ctx: &mut Ctx,
-    answer: &Answer,
+    page: &Page,
     policy: &str,
 ) -> pingora::Result<()> {
-    let asked = session.req_header();
-    let has_it = asked.headers.get_all(IF_NONE_MATCH).iter().any(|tags| names(tags.as_bytes(), &answer.etag));
-    let is_head = asked.method == Method::HEAD;
-    let mut head = ResponseHeader::build(if has_it { 304 } else { 200 }, Some(12))?;
-    head.insert_header(ETAG, &answer.etag)?;
-    head.insert_header(CACHE_CONTROL, status::CACHE_CONTROL)?;
-    head.insert_header(VARY, "accept-language")?;
-    if !has_it {
-        head.insert_header(CONTENT_TYPE, answer.content_type)?;
-        head.insert_header(CONTENT_LENGTH, answer.body.len().to_string())?;
-        if let Some(language) = answer.language {
-            head.insert_header(CONTENT_LANGUAGE, language.code())?;
-        }
-    }
-    head.insert_header(CONTENT_SECURITY_POLICY, policy)?;
-    head.insert_header(X_CONTENT_TYPE_OPTIONS, "nosniff")?;
-    head.insert_header(REFERRER_POLICY, "no-referrer")?;
+    let mut head = page.head(policy)?;
     headers::name_request(&mut head, &ctx.request_id)?;
     ctx.replied = Some("ok");
-    let body = if has_it || is_head { Bytes::new() } else { answer.body.clone() };
-    send(session, head, body, Rest::OnItsWay).await
-}
-
-/// Whether a list of entity tags names this one. Strong or weak is the same here.
-fn names(tags: &[u8], etag: &str) -> bool {
-    let mut tags = tags.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-    tags.any(|tag| tag == b"*" || tag.strip_prefix(b"W/").unwrap_or(tag) == etag.as_bytes())
+    send(session, head, page.body(), Rest::OnItsWay).await
 }
 
 /// What is known of the part of a request's body that was not read.

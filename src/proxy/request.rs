@@ -6,9 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use filters::auth;
 use filters::verdict::{Reason, Rejection};
-use http::header::{
-    ACCEPT_LANGUAGE, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING,
-};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use http::{HeaderName, Method};
 use pingora_proxy::Session;
 
@@ -18,11 +16,11 @@ use super::choices::{find_model, not_found};
 use super::ctx::{Call, Ctx};
 use super::gateway::Gateway;
 use super::keyed::Repeat;
+use super::page::Page;
 use super::surface::{self, Surface};
 use super::{headers, listing, reply};
 use crate::clock;
 use crate::pool::keys::{KeyTable, Principal};
-use crate::status;
 
 /// Headers that may hold a key beside `authorization`.
 static KEY_HEADERS: [HeaderName; 3] = [
@@ -43,7 +41,7 @@ pub(super) enum Asked {
     /// Something that we answer ourselves.
     Json(Bytes),
     /// The status page.
-    Status(status::Answer),
+    Status(Box<Page>),
 }
 
 /// Two readers could see two different ends of the body, and so two different next requests (RFC 9112
@@ -76,7 +74,7 @@ impl Gateway {
     pub(super) async fn receive(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Asked, Rejection> {
         let surface = self.door(session, ctx)?;
         if let Surface::Status(form) = surface {
-            return self.status_page(session, form);
+            return self.status_page(session, form).map(Box::new).map(Asked::Status);
         }
         let snapshot = self.pool.load();
         let principal = authenticate(session, &self.pool.keys())?;
@@ -96,7 +94,7 @@ impl Gateway {
                 self.generation(&principal, query).await?
             }
             // Answered before anybody was asked for a key.
-            Surface::Status(form) => return self.status_page(session, form),
+            Surface::Status(form) => return self.status_page(session, form).map(Box::new).map(Asked::Status),
             Surface::Call(operation) => {
                 let (bytes, reserved) = self.read_body(session).await?;
                 ctx.read_at = Some(clock::now());
@@ -114,16 +112,6 @@ impl Gateway {
             }
         };
         Ok(Asked::Json(Bytes::from(value.to_string())))
-    }
-
-    /// The page for everybody, as it was made last.
-    fn status_page(&self, session: &Session, form: status::Form) -> Result<Asked, Rejection> {
-        let head = session.req_header();
-        let accepts = head.headers.get(ACCEPT_LANGUAGE).and_then(|value| value.to_str().ok());
-        let query = head.uri.query().unwrap_or_default();
-        let answer = self.status.answer(form, query, accepts.unwrap_or_default());
-        let message = "There is no status page: it is switched off.";
-        answer.map(Asked::Status).ok_or_else(|| Rejection::new(Reason::UnknownPath, message))
     }
 
     /// Room 0: do we serve this?

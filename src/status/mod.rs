@@ -2,8 +2,8 @@
 //!
 //! It costs calls nothing. A task looks at the board once a second, for as long as it takes to copy a few flags
 //! (`watch`); another one reads what is kept among the records, and tells them of incidents. From what both know a page
-//! is made at most every five seconds, at once where something has got worse, for every language; whoever asks gets
-//! bytes that are there already.
+//! is made at most every five seconds, at once where something has got worse, for every language, plain and compressed;
+//! whoever asks gets bytes that are there already, as far as the node's ration of them goes.
 //!
 //! In a fleet every node makes its own page, from records that all share and from what it sees itself. While Postgres is
 //! away the page goes on from memory, and says so.
@@ -18,13 +18,19 @@ mod page;
 mod view;
 mod watch;
 
+use std::io::Write as _;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use data_encoding::BASE64;
+use filters::status::ration::Ration;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
 
+use crate::clock;
 use crate::config::status::Status;
 use crate::digits::first_digits;
 use view::View;
@@ -47,12 +53,20 @@ pub enum Form {
 /// One answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    pub body: Bytes,
-    /// Quoted, as a head has it.
-    pub etag: String,
+    pub plain: Body,
+    /// The same, compressed.
+    pub gzip: Body,
     pub content_type: &'static str,
     /// Where the answer is in the reader's language.
     pub language: Option<Language>,
+}
+
+/// What goes out behind a head.
+#[derive(Clone, Debug)]
+pub struct Body {
+    pub bytes: Bytes,
+    /// Quoted, as a head has it.
+    pub etag: String,
 }
 
 /// What is answered now; made by [`Watch`], read by calls.
@@ -62,6 +76,7 @@ pub struct StatusPage {
     answers: ArcSwapOption<Answers>,
     /// What a browser may do with the page: `content-security-policy`.
     policy: String,
+    ration: Ration,
 }
 
 /// Every answer that there is.
@@ -82,7 +97,8 @@ impl StatusPage {
             "default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'; \
              frame-ancestors 'none'"
         );
-        Self { config: ArcSwap::from_pointee(config), answers: ArcSwapOption::empty(), policy }
+        let (config, ration) = (ArcSwap::from_pointee(config), Ration::new(clock::now()));
+        Self { config, answers: ArcSwapOption::empty(), policy, ration }
     }
 
     /// From now on it is as this config wants it.
@@ -109,6 +125,14 @@ impl StatusPage {
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.policy
+    }
+
+    /// Gives away so many bytes.
+    ///
+    /// # Errors
+    /// When none are left: the time after which there are.
+    pub fn ration(&self, now: Instant, bytes: usize) -> Result<(), Duration> {
+        self.ration.take(now, bytes, self.config.load().bytes_per_second)
     }
 
     /// The answer for a reader; `None` where there is no page. `query` and `accepts`: of the request, for the language.
@@ -161,8 +185,20 @@ impl StatusPage {
 }
 
 fn answer(body: Vec<u8>, content_type: &'static str, language: Option<Language>) -> Answer {
+    Answer { gzip: tagged(compressed(&body)), plain: tagged(body), content_type, language }
+}
+
+fn tagged(body: Vec<u8>) -> Body {
     let etag = format!("\"{}\"", first_digits(&Sha256::digest(&body), 12));
-    Answer { body: body.into(), etag, content_type, language }
+    Body { bytes: body.into(), etag }
+}
+
+/// A page says the same again and again: a twentieth is left of it.
+fn compressed(body: &[u8]) -> Vec<u8> {
+    let mut coder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::default());
+    // Writing to memory does not fail.
+    let written = coder.write_all(body);
+    written.and_then(|()| coder.finish()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use filters::status::days::{Counted, bars};
 
 use super::language::Language;
 use super::view::{Goal, Job, JobState, Model, Region, Route, View};
-use super::{Form, StatusPage, data, page};
+use super::{Answer, Form, StatusPage, data, page};
 use crate::config::status::Status;
 use crate::record::incidents::{Incident, Texts, Update, Word};
 
@@ -190,7 +190,7 @@ fn goal_jobs_and_a_notice_are_shown_where_there_is_something_to_say() {
 #[test]
 fn what_has_not_changed_has_the_same_tag() {
     let page = StatusPage::new(Status::default());
-    let tag = |form| page.answer(form, "", "").unwrap().etag;
+    let tag = |form| page.answer(form, "", "").unwrap().plain.etag;
     page.show(view());
     let before = [Form::Page, Form::Json, Form::Feed].map(tag);
     page.show(view());
@@ -207,7 +207,7 @@ fn another_config_counts_at_once() {
     page.show(View { models: vec![Model { routes, ..model("gpt-a", None) }], ..view() });
     let text = |query: &str| {
         let answer = page.answer(Form::Page, query, "").unwrap();
-        String::from_utf8(answer.body.to_vec()).unwrap()
+        String::from_utf8(answer.plain.bytes.to_vec()).unwrap()
     };
     assert!(text("").contains("secret-provider"));
     page.set(Status {
@@ -219,4 +219,19 @@ fn another_config_counts_at_once() {
     assert!(!after.contains("secret-provider") && after.contains("Example") && after.contains("lang=\"fa\""));
     page.set(Status { enabled: false, ..Status::default() });
     assert!(page.answer(Form::Page, "", "").is_none());
+}
+
+#[test]
+fn what_is_compressed_is_the_same_and_far_less() {
+    let page = StatusPage::new(Status::default());
+    page.show(view());
+    for form in [Form::Page, Form::Json, Form::Feed] {
+        let Answer { plain, gzip, .. } = page.answer(form, "", "").unwrap();
+        let mut text = vec![];
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(gzip.bytes.as_ref()), &mut text)
+            .unwrap();
+        assert_eq!(text, plain.bytes);
+        assert_ne!(plain.etag, gzip.etag);
+        assert!(form == Form::Feed || gzip.bytes.len() * 4 < plain.bytes.len(), "{form:?}");
+    }
 }

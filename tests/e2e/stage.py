@@ -97,7 +97,9 @@ class Stage:
         path.write_text(json.dumps(page_config(http, admin, data, first, second)))
         process = self.start("status", "--config", path, "serve")
         wait_for(f"http://{admin}/readyz", process)
-        remember(data / "records.db", ["aurora-large", "aurora-small", "<img/src=x>&amp;"])
+        remember(data / "records.db", {
+            "aurora-large": ["eu-west", "us-east"], "aurora-small": ["us-east", "<i>mars</i>"], "<img/src=x>&amp;": ["us-east"],
+        })
         token = (data / "admin.token").read_text()
         return {"gateway": f"http://{http}", "admin": f"http://{admin}", "token": token, "key": "sk-caller-page", "mock": first,
                 "data": str(data)}
@@ -186,11 +188,11 @@ def remember(file, models):
             records.execute("INSERT OR IGNORE INTO record_word (text) VALUES (?)", [text])
             return records.execute("SELECT id FROM record_word WHERE text = ?", [text]).fetchone()[0]
 
-        region = word("eu-west")
-        for place, name in enumerate(models):
-            for ago in range(1, 90 - 25 * place):
+        places = [(model, region) for model, regions in models.items() for region in regions]
+        for place, (name, region) in enumerate(places):
+            for ago in range(1, 90 - 12 * place):
                 bad = {3: 40, 4: 700, 17: 5, 18: 180, 41: 2, 60: 9000}.get(ago + 5 * place, 0)
-                row = [(today - ago) * 86_400_000, word(name), region, 10_000 - bad, bad, 10_000, 0]
+                row = [(today - ago) * 86_400_000, word(name), word(region), 10_000 - bad, bad, 10_000, 0]
                 records.execute("INSERT INTO slo_hour VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
 

@@ -1,8 +1,8 @@
 //! What the status page says: how a model does now, how it did on past days, and which incidents there are.
 //!
-//! Three files, three questions. [`now`]: what do a model's routes, probes and calls say together, and for how long
+//! Four files, four questions. [`now`]: what do a model's routes, probes and calls say together, and for how long
 //! has that to last before a page says so? [`incident`]: when does the machine open an incident, add to it, and close
-//! it? [`days`]: what is the bar of a day?
+//! it? [`days`]: what is the bar of a day? [`ration`]: how much of the page is given away?
 //!
 //! Deliberately absent: names of upstreams. A page is read by callers, and what they may know is which model does how
 //! well in which region.
@@ -10,6 +10,7 @@
 pub mod days;
 pub mod incident;
 pub mod now;
+pub mod ration;
 
 /// How something does, the better the less. That nothing is known is apart from all of them: see [`Option`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -93,7 +93,11 @@ test('all is well', async () => {
   const { models } = await (await fetch(`${gateway}/status.json`)).json();
   for (const { name } of models) assert.equal(await call(name), 200);
   await status((json) => json.models.every((model) => model.status === 'operational'));
-  await status((json) => json.models.some((model) => model.good_90d !== null));
+  const { models: kept } = await status((json) => json.models.some((model) => model.good_90d !== null));
+  const { regions } = kept.find((model) => model.name === 'aurora-large');
+  assert.deepEqual(regions.map((region) => region.name), ['eu-west', 'us-east']);
+  const [west, east] = regions.map((region) => region.days.map((day) => day.status).join());
+  assert.notEqual(west, east, 'each has its own days');
   await lookAt('good');
 });
 
@@ -142,13 +146,19 @@ test('a page of many models with hard names fits a phone', async () => {
 
 test('every bar has its text, shown where a pointer is', async () => {
   const page = await open('light', 'en');
-  const [bars, texts] = await page.ask(`[...document.querySelectorAll('.days')].slice(0, 1).flatMap((days) =>
+  const rows = await page.ask(`[...document.querySelectorAll('.days')].map((days) =>
     [days.children.length, [...days.children].filter((day) => day.textContent.trim()).length])`);
-  assert.deepEqual([bars, texts], [90, 90]);
-  const place = await page.ask(`(() => { const day = document.querySelector('.days li:last-child').getBoundingClientRect();
-    return { x: day.x + day.width / 2, y: day.y + day.height / 2 }; })()`);
-  await page.send('Input.dispatchMouseEvent', { type: 'mouseMoved', ...place });
-  assert.ok(await page.ask('document.querySelector(".days li:last-child span").getBoundingClientRect().width') > 100);
+  // Four models; two of them have two regions, two have one.
+  assert.deepEqual(rows, Array(4 + 6).fill([90, 90]));
+  for (const row of ['.model > .days', '.regions .days']) {
+    const place = await page.ask(`(() => { const day = document.querySelector('${row} li:last-child').getBoundingClientRect();
+      return { x: day.x + day.width / 2, y: day.y + day.height / 2 }; })()`);
+    await page.send('Input.dispatchMouseEvent', { type: 'mouseMoved', ...place });
+    const [width, seen] = await page.ask(`(() => { const text = document.querySelector('${row} li:last-child span');
+      const place = text.getBoundingClientRect();
+      return [place.width, document.elementFromPoint(place.x + place.width / 2, place.y + place.height - 2) === text]; })()`);
+    assert.ok(width > 100 && seen, `${row}: ${width} px wide, ${seen ? 'on top' : 'covered'}`);
+  }
   await page.close();
 });
 

@@ -1,10 +1,10 @@
 //! A caller on a raw socket, so that a test sees every byte and when it came.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::KEY;
 
@@ -126,6 +126,15 @@ impl Caller {
         let stream = TcpStream::connect(to).await.ok()?;
         stream.set_nodelay(true).ok()?;
         Some(Self { stream, buffer: vec![], interim: 0 })
+    }
+
+    /// A connection from another address of this machine.
+    pub async fn connect_from(from: Ipv4Addr, to: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind((from, 0).into()).expect("an address of the loopback");
+        let stream = socket.connect(to).await.expect("a connection");
+        stream.set_nodelay(true).expect("a socket");
+        Self { stream, buffer: vec![], interim: 0 }
     }
 
     /// Sends a request. A gateway that answers early may stop reading: that is no fault of a test.
