@@ -360,11 +360,17 @@ mod tests {
             let (mut owned, mut lent, mut room) = (vec![], vec![], [0; 512]);
             encode(&Record::of_hold(hold.clone()), &mut owned).unwrap();
             hold.lent().encode(&mut lent).unwrap();
-            assert_eq!((lent.as_slice(), hold.lent().frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            assert_eq!(
+                (lent.as_slice(), hold.lent().frame(&mut room)),
+                (owned.as_slice(), Ok(owned.as_slice()))
+            );
             let (mut owned, mut lent) = (vec![], vec![]);
             encode(&Record::of_settled(settled.clone()), &mut owned).unwrap();
             settled.lent().encode(&mut lent).unwrap();
-            assert_eq!((lent.as_slice(), settled.lent().frame(&mut room)), (owned.as_slice(), Ok(owned.as_slice())));
+            assert_eq!(
+                (lent.as_slice(), settled.lent().frame(&mut room)),
+                (owned.as_slice(), Ok(owned.as_slice()))
+            );
             for short in 0..owned.len() {
                 assert_eq!(settled.lent().frame(&mut room[..short]), Err(BadFrame::Damaged), "{short}");
             }
