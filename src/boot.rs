@@ -32,7 +32,7 @@ use crate::{clock, entropy};
 /// How long a node waits for Redis before it serves without.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
 /// Settled calls that may wait between journal and ledger before the journal keeps them itself.
-const POSTINGS_MAX: usize = 1 << 16;
+const POSTINGS_MAX: usize = 1 << 12;
 
 /// A store that runs.
 pub struct Booted {
@@ -125,7 +125,7 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
         bootstrap(&mut ledger, account)?;
     }
     ledger.snapshot(clock::unix_ms())?;
-    let begun = begin(boot, config, &journals)?;
+    let begun = begin(boot, &journals)?;
     let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(begun.boot)?;
@@ -160,7 +160,7 @@ fn in_fleet(config: &Config, servers: &checked::Fleet, locks: Locks) -> anyhow::
         Err(error) => return Err(error),
     };
     let keys = fleet::keys::first(&ledger, &config.data).context("store.postgres")?;
-    let begun = begin(boot, config, &journals)?;
+    let begun = begin(boot, &journals)?;
     let open_max = config.bounds.open_holds_max;
     let store = Arc::new(Embedded::new(vec![], begun.journal.clone(), open_max));
     let local = Arc::clone(&store);
@@ -221,10 +221,9 @@ struct Begun {
 }
 
 /// Begins the journal of a boot.
-fn begin(boot: i64, config: &Config, journals: &Path) -> anyhow::Result<Begun> {
+fn begin(boot: i64, journals: &Path) -> anyhow::Result<Begun> {
     let (postings, received) = mpsc::sync_channel(POSTINGS_MAX);
-    let (journal, threads) = Journal::start(journals, boot, config.bounds.open_holds_max, postings)
-        .context("cannot start the journal")?;
+    let (journal, threads) = Journal::start(journals, boot, postings).context("cannot start the journal")?;
     Ok(Begun { boot, journal, threads, postings: received })
 }
 

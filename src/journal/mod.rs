@@ -36,7 +36,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use filters::ids::{AccountId, HoldId};
 use filters::money::Amount;
 use ring::Ring;
@@ -61,7 +61,7 @@ pub fn folder(root: &Path, boot: i64) -> PathBuf {
 /// A settled hold on its way to the ledger, with its place in the journal.
 #[derive(Clone, Debug)]
 pub struct Posting {
-    /// What to post. Boxed: the queue to the ledger has room for tens of thousands, and makes it at once.
+    /// What to post. Boxed: the queue to the ledger has room for thousands, and makes it at once.
     pub settled: Box<Settled>,
     /// Its number in this boot's journal.
     pub number: u64,
@@ -87,8 +87,8 @@ pub struct Journal {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Holds whose progress moved. Each open hold stands in it at most once, so it never overflows.
-    moved: ArrayQueue<Arc<OpenHold>>,
+    /// Holds whose progress moved since the last tick. Each stands in it at most once, so there are no more than holds.
+    moved: SegQueue<Arc<OpenHold>>,
     writable: AtomicBool,
     /// Up to here the ledger has all settled records.
     posted: AtomicU64,
@@ -148,20 +148,14 @@ impl Journal {
     ///
     /// # Errors
     /// When folder, lock or file cannot be made.
-    pub fn start(
-        root: &Path,
-        boot: i64,
-        holds_max: usize,
-        ledger: SyncSender<Posting>,
-    ) -> io::Result<(Self, Threads)> {
-        Self::start_at(tick(), root, boot, holds_max, ledger)
+    pub fn start(root: &Path, boot: i64, ledger: SyncSender<Posting>) -> io::Result<(Self, Threads)> {
+        Self::start_at(tick(), root, boot, ledger)
     }
 
     fn start_at(
         tick: Duration,
         root: &Path,
         boot: i64,
-        holds_max: usize,
         ledger: SyncSender<Posting>,
     ) -> io::Result<(Self, Threads)> {
         let folder = folder(root, boot);
@@ -174,7 +168,7 @@ impl Journal {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
-            moved: ArrayQueue::new(holds_max.max(1)),
+            moved: SegQueue::new(),
             writable: AtomicBool::new(true),
             posted: AtomicU64::new(0),
             unposted: AtomicU64::new(0),
@@ -220,12 +214,11 @@ impl Journal {
         }
     }
 
-    /// Notes how much an open hold has cost so far. Never blocks and never allocates.
+    /// Notes how much an open hold has cost so far. Never blocks; allocates for one in 31 of those that moved.
     pub fn progress(&self, hold: &Arc<OpenHold>, cost: Amount) {
         hold.progress.fetch_max(cost.nano(), Ordering::Relaxed);
         if !hold.moved.swap(true, Ordering::AcqRel) {
-            // Its one place in the queue is free: `moved` was false.
-            let _full = self.shared.moved.push(Arc::clone(hold));
+            self.shared.moved.push(Arc::clone(hold));
         }
     }
 

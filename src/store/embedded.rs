@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use filters::ids::{AccountId, KeyDigest};
 use filters::limit::{Now, Scopes, Want};
 use filters::money::{Amount, Settlement, settle};
@@ -40,8 +40,8 @@ struct Inner {
     open_max: usize,
     /// The folder has a new owner: what is free here goes back to the ledger.
     handed_over: AtomicBool,
-    /// Holds whose request was dropped. Each open hold can stand in it once, so it never overflows.
-    abandoned: ArrayQueue<Arc<OpenHold>>,
+    /// Holds whose request was dropped. Each open hold can stand in it once, so there are at most `open_max`.
+    abandoned: SegQueue<Arc<OpenHold>>,
 }
 
 impl Embedded {
@@ -55,7 +55,7 @@ impl Embedded {
             open: AtomicUsize::new(0),
             open_max,
             handed_over: AtomicBool::new(false),
-            abandoned: ArrayQueue::new(open_max.max(1)),
+            abandoned: SegQueue::new(),
         };
         let store = Self { inner: Arc::new(inner) };
         store.grant(leases);
@@ -338,7 +338,6 @@ impl Inner {
 
 impl Abandon for Inner {
     fn abandon(&self, hold: &Arc<OpenHold>) {
-        // Its place is free: every open hold has one.
-        let _full = self.abandoned.push(Arc::clone(hold));
+        self.abandoned.push(Arc::clone(hold));
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use filters::ids::{AccountId, HoldId, KeyDigest};
 use filters::limit::abandoned::Hour;
 use filters::money::{Amount, Settlement, settle};
@@ -118,8 +118,8 @@ struct Inner {
     /// Holds in pools.
     open: AtomicUsize,
     open_max: usize,
-    /// Holds whose request was dropped. Each open hold can stand in it once, so it never overflows.
-    abandoned: ArrayQueue<Arc<OpenHold>>,
+    /// Holds whose request was dropped. Each open hold can stand in it once, so there are at most `open_max`.
+    abandoned: SegQueue<Arc<OpenHold>>,
     ending: mpsc::Sender<End>,
     /// Ends that Redis does not have yet.
     unended: AtomicUsize,
@@ -192,7 +192,7 @@ impl Fleet {
             state: Mutex::new(state),
             open: AtomicUsize::new(0),
             open_max,
-            abandoned: ArrayQueue::new(open_max.max(1)),
+            abandoned: SegQueue::new(),
             ending,
             unended: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
@@ -682,8 +682,7 @@ impl Inner {
 
 impl Abandon for Inner {
     fn abandon(&self, hold: &Arc<OpenHold>) {
-        // Its place is free: every open hold has one.
-        let _full = self.abandoned.push(Arc::clone(hold));
+        self.abandoned.push(Arc::clone(hold));
     }
 }
 

@@ -147,7 +147,7 @@ pub struct Ticket {
     pub(super) on_drop: Option<Arc<dyn Abandon>>,
 }
 
-/// Takes back a hold whose request is gone. Must not block, allocate or fail.
+/// Takes back a hold whose request is gone. Must not block or fail.
 pub(super) trait Abandon: Send + Sync {
     fn abandon(&self, hold: &Arc<OpenHold>);
 }

@@ -97,7 +97,7 @@ fn acknowledge(postings: &Receiver<Posting>, journal: &Journal, count: u64) {
 async fn a_full_segment_goes_once_it_is_posted_and_takes_no_open_hold_along() {
     let root = tempfile::tempdir().unwrap();
     let (ledger, postings) = sync_channel(1 << 10);
-    let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
+    let (journal, threads) = Journal::start(root.path(), 7, ledger).unwrap();
     let boot = root.path().join("000000000007");
     let long: Vec<_> = (1..=3).map(open).collect();
     for hold in &long {
@@ -147,7 +147,7 @@ async fn a_full_segment_goes_once_it_is_posted_and_takes_no_open_hold_along() {
 async fn a_segment_with_an_end_that_is_not_posted_stays() {
     let root = tempfile::tempdir().unwrap();
     let (ledger, postings) = sync_channel(1 << 10);
-    let (journal, threads) = Journal::start(root.path(), 7, 1_000, ledger).unwrap();
+    let (journal, threads) = Journal::start(root.path(), 7, ledger).unwrap();
     let boot = root.path().join("000000000007");
     let mut ends = 0;
     while segments(&boot).len() < 3 {
@@ -177,7 +177,7 @@ async fn a_segment_with_an_end_that_is_not_posted_stays() {
 /// A journal whose log takes nothing until its ring is half full.
 fn frozen(root: &Path) -> (Journal, Threads, Receiver<Posting>) {
     let (ledger, postings) = sync_channel(1 << 14);
-    let (journal, threads) = Journal::start_at(NEVER, root, 7, 20_000, ledger).unwrap();
+    let (journal, threads) = Journal::start_at(NEVER, root, 7, ledger).unwrap();
     let until = crate::clock::now() + PATIENCE;
     while journal.shared.lock().room == 0 {
         assert!(crate::clock::now() < until, "the disk promises no room");
@@ -260,7 +260,7 @@ async fn without_a_ring_the_thread_writes_every_record_before_it_answers() {
     // In its place stands something else.
     std::fs::create_dir(boot.join("ring")).unwrap();
     let (ledger, postings) = sync_channel(1 << 10);
-    let (journal, threads) = Journal::start_at(NEVER, root.path(), 7, 10, ledger).unwrap();
+    let (journal, threads) = Journal::start_at(NEVER, root.path(), 7, ledger).unwrap();
     let hold = open(1);
     journal.hold(Arc::clone(&hold)).await.unwrap();
     assert!(log_bytes(root.path()) > 0);
