@@ -28,11 +28,22 @@ const _: () = assert!(libmimalloc_sys::_mi_option_last == 47, "mimalloc's option
 /// Free pages go to the system after mimalloc's `purge_delay` of one second, and this.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Runs before the allocator's own constructor, which has no priority: by `main` its first pages are there, and would
+/// be two huge ones.
+#[used]
+#[unsafe(link_section = ".init_array.00099")]
+#[expect(unsafe_code, reason = "nothing else runs before the allocator does")]
+// SAFETY: the section holds pointers to functions of this type; this one neither allocates nor unwinds.
+static BEFORE_THE_ALLOCATOR: extern "C" fn() = decline_huge_pages;
+
+/// The allocator asks for huge pages; one that an idle stream's buffer lies in would be 2 MiB of memory. A kernel that
+/// cannot do without them only costs more.
+extern "C" fn decline_huge_pages() {
+    let _as_before = rustix::thread::disable_transparent_huge_pages(true);
+}
+
 /// To be called before there are threads.
 pub(crate) fn settle() {
-    // The allocator asks for huge pages; one that an idle stream's buffer lies in would be 2 MiB of memory. A
-    // kernel that cannot do without them only costs more.
-    let _as_before = rustix::thread::disable_transparent_huge_pages(true);
     keep_no_pages();
     // Without the thread a burst's memory stays until the next calls; nothing else depends on it.
     let _as_before = std::thread::Builder::new().name("memory".to_owned()).spawn(|| {
