@@ -1,0 +1,15 @@
+//! Hands the linker the order in which a release build's code lies (`order.ld`, by `scripts/order`).
+//!
+//! Code comes from disk in pieces of 64 KiB around each function that is called: with what a start and the first
+//! calls run side by side, half of the pieces is enough (`docs/performance.md`).
+
+use std::env;
+
+fn main() {
+    println!("cargo::rerun-if-changed=order.ld");
+    let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
+    if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/order.ld");
+        println!("cargo::rustc-link-arg-bin=tollgate=-Wl,-T,{script}");
+    }
+}
