@@ -45,11 +45,16 @@ pub(super) async fn serve<A: HttpServerApp>(
 }
 
 /// What Pingora reads the next request from. Not in the loop, whose future would have room for it for ever.
-fn session(line: Box<Line>, settings: Option<HttpPersistentSettings>, ending: bool) -> ServerSession {
+fn session(mut line: Box<Line>, settings: Option<HttpPersistentSettings>, ending: bool) -> ServerSession {
+    let begun = std::mem::take(&mut line.ahead);
     let mut session = ServerSession::new_http1(line);
     match settings {
         Some(settings) => settings.apply_to_session(&mut session),
         None => session.set_keepalive((!ending).then_some(FIRST_HEAD_SECONDS)),
+    }
+    if !begun.is_empty() {
+        // To read it, Pingora would make a buffer of 4 KiB, and keep that for as long as the call runs.
+        session.set_pipelined_prefix(begun.into());
     }
     session
 }
