@@ -148,7 +148,7 @@ pub(super) struct Receipt {
 
 struct State {
     /// Where the real session comes back to.
-    slot: Option<ServerSession>,
+    slot: Option<Box<ServerSession>>,
     attempt: Option<Attempt>,
     sent: Sent,
     head_seen: bool,
@@ -162,7 +162,8 @@ struct State {
     last_piece: Instant,
     /// When the terminal event went out.
     done_at: Option<Instant>,
-    failed: Option<Tried>,
+    /// Boxed: most never have one.
+    failed: Option<Box<Tried>>,
     /// After the commit: what the stream has to be ended for.
     ending: Option<Failure>,
     caller_left: Option<Instant>,
@@ -285,7 +286,7 @@ impl Gate {
 
     /// Why the attempt failed, if the gate knows.
     pub(super) fn take_failure(&self) -> Option<Tried> {
-        self.lock().failed.take()
+        self.lock().failed.take().map(|failed| *failed)
     }
 
     /// Whether the attempt got no byte of a response and its upstream did not work on it.
@@ -676,7 +677,7 @@ impl State {
             _ => Refusal { failure, error: UpstreamError::default() },
         };
         let Refusal { failure, error } = refusal;
-        self.failed = Some(Tried { failure, error, retry_after: self.retry_after.take() });
+        self.failed = Some(Box::new(Tried { failure, error, retry_after: self.retry_after.take() }));
     }
 }
 
@@ -778,7 +779,7 @@ fn bytes_acked(socket: RawFd) -> Option<u64> {
 
 /// Puts the guard between Pingora and the real session.
 pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>, cut: watch::Receiver<bool>) {
-    let real = std::mem::replace(&mut *session.downstream_session, nobody());
+    let real = std::mem::replace(&mut session.downstream_session, Box::new(nobody()));
     let guard = Guard { real: Some(real), gate: Arc::clone(gate), timer: None, cut };
     *session.downstream_session = ServerSession::new_custom(Box::new(guard));
 }
@@ -787,9 +788,9 @@ pub(super) fn wrap(session: &mut Session, gate: &Arc<Gate>, cut: watch::Receiver
 pub(super) fn unwrap(session: &mut Session, gate: &Gate) {
     if session.downstream_session.is_custom() {
         // Dropping the guard puts the real session into the slot.
-        drop(std::mem::replace(&mut *session.downstream_session, nobody()));
+        *session.downstream_session = nobody();
         if let Some(real) = gate.lock().slot.take() {
-            *session.downstream_session = real;
+            session.downstream_session = real;
         }
     }
 }
@@ -800,7 +801,7 @@ fn nobody() -> ServerSession {
 }
 
 struct Guard {
-    real: Option<ServerSession>,
+    real: Option<Box<ServerSession>>,
     gate: Arc<Gate>,
     /// Wakes at what was due first when it was set: with every piece something else is due later, and setting it
     /// anew each time costs more than one wake-up in vain.
@@ -939,7 +940,7 @@ impl Guard {
         let Refusal { failure, error } = refusal;
         let word = failure.word();
         let retry_after = state.retry_after.take();
-        state.failed = Some(Tried { failure, error, retry_after });
+        state.failed = Some(Box::new(Tried { failure, error, retry_after }));
         Error::explain(REFUSED, word)
     }
 }

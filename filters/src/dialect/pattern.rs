@@ -14,22 +14,27 @@ use super::fields::size;
 use super::{Kind, Piece};
 use crate::json::Edit;
 use crate::meter::Produced;
+use crate::money::Tier;
 use crate::stream::sse::Event;
 
-/// What is around the text of an event, and what the event was.
+/// What is around the text of an event, and what the event was. Every stream keeps one, so it has no room for what such
+/// an event never is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     name: Box<[u8]>,
     before: Box<[u8]>,
     behind: Box<[u8]>,
-    piece: Piece,
+    /// Where the text ended.
+    ended: usize,
+    tier: Option<Tier>,
+    edits: Vec<Edit>,
 }
 
 impl Pattern {
     /// The pattern of an event, where all that it does is to say one plain text.
     #[must_use]
     pub fn of(event: &Event, piece: &Piece) -> Option<Self> {
-        let Piece { kind, usage, tier: _, produced, restates, sequence, finished, edits, text } = piece;
+        let Piece { kind, usage, tier, produced, restates, sequence, finished, edits, text } = piece;
         let (data, text) = (event.data.as_ref()?, text.clone()?);
         let said = data.get(text.clone())?;
         let outside = |edit: &Edit| edit.span.end <= text.start || edit.span.start >= text.end;
@@ -44,7 +49,9 @@ impl Pattern {
             name: event.name.as_ref().into(),
             before: data.get(..text.start).unwrap_or_default().into(),
             behind: data.get(text.end..).unwrap_or_default().into(),
-            piece: piece.clone(),
+            ended: text.end,
+            tier: *tier,
+            edits: edits.clone(),
         })
     }
 
@@ -60,13 +67,21 @@ impl Pattern {
             return None;
         }
         let text = self.before.len()..self.before.len() + inside.len();
-        let mut piece = self.piece.clone();
-        piece.produced.text_bytes = length(inside);
-        for edit in &mut piece.edits {
+        let mut edits = self.edits.clone();
+        for edit in &mut edits {
             edit.span = self.moved(&edit.span, text.end);
         }
-        piece.text = Some(text);
-        Some(piece)
+        Some(Piece {
+            kind: Kind::Meaningful,
+            usage: None,
+            tier: self.tier,
+            produced: Produced { text_bytes: length(inside), tool_calls: 0 },
+            restates: false,
+            sequence: None,
+            finished: 0,
+            edits,
+            text: Some(text),
+        })
     }
 
     /// A place in the first event, in one whose text ends there.
@@ -75,8 +90,7 @@ impl Pattern {
         if span.end <= before {
             return span.clone();
         }
-        let ended = self.piece.text.as_ref().map_or(before, |text| text.end);
-        let moved = |at: usize| at.saturating_sub(ended) + end;
+        let moved = |at: usize| at.saturating_sub(self.ended) + end;
         moved(span.start)..moved(span.end)
     }
 }
