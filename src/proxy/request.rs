@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use filters::auth;
 use filters::verdict::{Reason, Rejection};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
@@ -31,8 +31,9 @@ static KEY_HEADERS: [HeaderName; 3] = [
 /// When a caller should come back after we were full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The largest buffer that an announcement alone makes, in bytes.
-const BODY_START_BYTES_MAX: usize = 1 << 20;
+/// The largest buffer that an announcement alone makes, in bytes. It is only an address until bytes come; what would be
+/// moved out of a smaller one would be in memory twice, and leave a hole that the next body does not fit into.
+const BODY_START_BYTES_MAX: usize = 16 << 20;
 
 /// What a request turned out to be.
 pub(super) enum Asked {
@@ -190,15 +191,13 @@ impl Gateway {
         if !reserved.grow_to(first.len()) {
             return Err(full());
         }
-        let mut body: Option<BytesMut> = None;
+        let mut body: Option<Vec<u8>> = None;
         while let Some(piece) = downstream.read_request_body().await.map_err(|e| broken(&e))? {
             // A body of one piece is not copied.
-            let body = body.get_or_insert_with(|| {
-                let expected = announced.unwrap_or(first.len() * 4).min(BODY_START_BYTES_MAX);
-                let mut body = BytesMut::with_capacity(expected);
-                body.extend_from_slice(&first);
-                body
-            });
+            let body = match &mut body {
+                Some(body) => body,
+                None => body.insert(room_for(&first, announced)?),
+            };
             if body.len() + piece.len() > self.bounds.load().body_bytes_max {
                 return Err(self.too_large());
             }
@@ -208,11 +207,11 @@ impl Gateway {
             if body.capacity() < body.len() + piece.len() {
                 // So much of it has come that the rest may have its room: one move, not one with every doubling.
                 let rest = announced.unwrap_or_default().saturating_sub(body.len());
-                body.reserve(rest.max(piece.len()));
+                body.try_reserve(rest.max(piece.len())).map_err(|_| full())?;
             }
             body.extend_from_slice(&piece);
         }
-        Ok(body.map_or(first, BytesMut::freeze))
+        Ok(body.map_or(first, Bytes::from))
     }
 
     fn too_large(&self) -> Rejection {
@@ -231,6 +230,15 @@ fn authenticate(session: &Session, keys: &KeyTable) -> Result<Arc<Principal>, Re
     let presented = auth::presented(authorization, others)?;
     let now_ms = clock::unix_ms();
     auth::judge(presented.into_iter().filter_map(|key| keys.find(key, now_ms)))
+}
+
+/// A body that begins with `first`, with room for what was announced, as far as that is believed.
+fn room_for(first: &[u8], announced: Option<usize>) -> Result<Vec<u8>, Rejection> {
+    let mut body = vec![];
+    let expected = announced.unwrap_or(first.len() * 4).min(BODY_START_BYTES_MAX);
+    body.try_reserve_exact(expected.max(first.len())).map_err(|_| full())?;
+    body.extend_from_slice(first);
+    Ok(body)
 }
 
 fn full() -> Rejection {
