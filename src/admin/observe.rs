@@ -6,6 +6,7 @@ use filters::upstream::watchdog::Form;
 use prometheus::proto::MetricFamily;
 
 use super::Admin;
+use crate::clock;
 use crate::ops::metrics::upstreams::RouteLabels;
 
 impl Admin {
@@ -61,10 +62,12 @@ impl Admin {
             let provider = &endpoint.provider;
             metrics.upstreams.is_of(&endpoint.name, &provider.name, &provider.region);
         }
+        let unix = Duration::from_millis(u64::try_from(clock::unix_ms()).unwrap_or_default());
+        let now = (clock::now(), unix);
         for (name, glance) in snapshot.upstreams.glances() {
             metrics.endpoint_factor.with_label_values(&[name]).set(glance.factor);
             metrics.endpoint_refused.with_label_values(&[name]).set(i64::from(!glance.admits()));
-            metrics.upstreams.stands(name, &glance);
+            metrics.upstreams.stands(name, &glance, now);
         }
         for form in [Form::Stream, Form::Whole] {
             for watched in snapshot.upstreams.watchdogs(form) {

@@ -217,6 +217,11 @@ impl Upstreams {
         self.lock().check_passed(clock::now(), endpoint);
     }
 
+    /// A probe of this endpoint was answered.
+    pub fn probe_answered(&self, endpoint: EndpointId) {
+        self.lock().probe_answered(clock::now(), endpoint);
+    }
+
     /// The credential of this endpoint has been replaced: whatever was said about it was about another.
     pub fn renewed(&self, endpoint: EndpointId) {
         let mut board = self.lock();

@@ -269,7 +269,7 @@ impl Prober {
         metrics.probe_cost_nano.inc_by(u64::try_from(cost.nano()).unwrap_or_default());
         let subject = Route::of(&row).subject();
         if *ok {
-            snapshot.upstreams.check_passed(id);
+            snapshot.upstreams.probe_answered(id);
             Notifier::tell(Event::ends(
                 Kind::Probe,
                 &subject,

@@ -42,6 +42,7 @@ use crate::upstream::failure::{Failure, Timer};
 use crate::upstream::fleet::{
     Claim, Generation, Heard, News, Phase, PlaceNews, PlaceWord, RestNews, RestWord, Untold,
 };
+use crate::upstream::last_heard::LastHeard;
 use crate::upstream::last_resort::{Gate, LastResort, PlaceId};
 use crate::upstream::node_fault::{Blame, NodeFault, Sign};
 use crate::upstream::rest::{Cause, Rests, Standing};
@@ -376,6 +377,7 @@ struct Fleet {
 struct EndpointState {
     health: Health,
     breaker: Breaker,
+    heard: LastHeard,
     called: Option<Instant>,
     /// Which of its credentials was used last.
     last: Option<EndpointId>,
@@ -394,6 +396,7 @@ struct Before {
     at: Instant,
     health: Health,
     breaker: Breaker,
+    heard: LastHeard,
     generation: Generation,
 }
 
@@ -682,6 +685,14 @@ impl Board {
         if let Some(state) = self.state_mut(endpoint) {
             state.breaker.check_passed(now);
             state.untold.check_passed = true;
+        }
+    }
+
+    /// A probe of an endpoint was answered: as good as a passed check, and heard of it.
+    pub fn probe_answered(&mut self, now: Instant, endpoint: EndpointId) {
+        self.check_passed(now, endpoint);
+        if let Some(state) = self.state_mut(endpoint) {
+            state.heard.answer(now);
         }
     }
 
@@ -1072,6 +1083,7 @@ impl Board {
         }
         if let Some(state) = self.state_mut(endpoint) {
             state.health.record(now, true);
+            state.heard.answer(now);
         }
         let verdict = verdict_of(ticket, Verdict::Success);
         self.tally(now, endpoint, ticket.permit, verdict, false);
@@ -1174,12 +1186,19 @@ impl Board {
         let Some(state) = self.state_mut(endpoint) else { return };
         let recent = |at: Instant| now.saturating_duration_since(at) <= TAKE_BACK;
         if connect && state.before.as_ref().is_none_or(|before| !recent(before.at)) {
-            let (health, breaker, generation) = (state.health, state.breaker.clone(), state.generation);
-            state.before = Some(Before { at: now, health, breaker, generation });
+            let EndpointState { health, breaker, heard, generation, .. } = &*state;
+            let (health, breaker, heard, generation) = (*health, breaker.clone(), *heard, *generation);
+            state.before = Some(Before { at: now, health, breaker, heard, generation });
         }
         match verdict {
-            Verdict::Failure => state.health.record(now, false),
-            Verdict::SoftFailure => state.health.record_soft_failure(now),
+            Verdict::Failure => {
+                state.health.record(now, false);
+                state.heard.failure(now, HARD);
+            }
+            Verdict::SoftFailure => {
+                state.health.record_soft_failure(now);
+                state.heard.failure(now, SOFT);
+            }
             Verdict::Success | Verdict::Neutral => {}
         }
     }
@@ -1187,11 +1206,12 @@ impl Board {
     /// The failures of the last second were the node's: they are forgotten.
     fn take_back(&mut self, now: Instant) {
         for state in &mut self.endpoints {
-            if let Some(Before { at, health, breaker, generation }) = state.before.take()
+            if let Some(Before { at, health, breaker, heard, generation }) = state.before.take()
                 && now.saturating_duration_since(at) <= TAKE_BACK
             {
                 state.health = health;
                 state.breaker = breaker;
+                state.heard = heard;
                 state.generation = generation;
                 state.untold.forget_held();
             }
@@ -1454,6 +1474,7 @@ impl EndpointState {
         Self {
             health: Health::new(now),
             breaker: Breaker::new(now),
+            heard: LastHeard::default(),
             called: None,
             last: None,
             before: None,

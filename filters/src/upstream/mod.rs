@@ -8,6 +8,7 @@ pub mod classify;
 pub mod deadline;
 pub mod failure;
 pub mod fleet;
+pub mod last_heard;
 pub mod last_resort;
 pub mod node_fault;
 pub mod rest;

@@ -17,6 +17,7 @@ use prometheus::proto::{MetricFamily, MetricType};
 use super::calls::Labels;
 use super::upstreams::RouteLabels;
 use super::{FleetMetrics, Metrics};
+use crate::clock;
 
 const HEAD: &str = "# Metrics
 
@@ -95,8 +96,10 @@ fn touch(metrics: &Metrics, fleet: &FleetMetrics) {
         breaker: BreakerState::Closed,
         rests: false,
         credential_refused: false,
+        answered: None,
+        failed: None,
     };
-    metrics.upstreams.stands("", &glance);
+    metrics.upstreams.stands("", &glance, (clock::now(), Duration::ZERO));
     let route = RouteLabels { model: "", operation: "", endpoint: "" };
     metrics.upstreams.watched(route, Form::Stream, Limits { head: Duration::ZERO, event: Duration::ZERO });
     metrics.node.certificate_expires.with_label_values(&[""]).set(0.0);

@@ -1,5 +1,7 @@
 //! How upstreams stand, brought up to date whenever somebody reads.
 
+use std::time::{Duration, Instant};
+
 use filters::upstream::board::{BreakerState, Glance};
 use filters::upstream::watchdog::{Form, Limits};
 use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
@@ -13,6 +15,8 @@ pub struct UpstreamMetrics {
     breaker: IntGaugeVec,
     rests: IntGaugeVec,
     credential_refused: IntGaugeVec,
+    last_answer: GaugeVec,
+    last_failure: GaugeVec,
     watchdog_seconds: GaugeVec,
 }
 
@@ -28,6 +32,10 @@ impl UpstreamMetrics {
     pub(super) fn new(r: &Registry) -> prometheus::Result<Self> {
         let gauges = |name: &str, help: &str, labels: &[&str]| {
             register(r, IntGaugeVec::new(Opts::new(format!("tollgate_endpoint_{name}"), help), labels)?)
+        };
+        let moments = |name: &str, help: &str| {
+            let opts = Opts::new(format!("tollgate_endpoint_{name}_unix_seconds"), help);
+            register(r, GaugeVec::new(opts, &["endpoint"])?)
         };
         let watchdog = Opts::new(
             "tollgate_watchdog_seconds",
@@ -57,6 +65,15 @@ impl UpstreamMetrics {
                 "1 from the moment that a provider refuses our credential, or its quota is used up, to the next answer.",
                 &["endpoint"],
             )?,
+            last_answer: moments(
+                "last_answer",
+                "When an endpoint last answered, a call or a probe, as this process saw it; 0 for never.",
+            )?,
+            last_failure: moments(
+                "last_failure",
+                "When an endpoint last failed, where it has not answered since: three times or more, or calls have passed it \
+                 by. It stands also when nobody asks any more. 0 otherwise.",
+            )?,
             watchdog_seconds: register(
                 r,
                 GaugeVec::new(watchdog, &["model", "operation", "endpoint", "form", "timer"])?,
@@ -70,6 +87,8 @@ impl UpstreamMetrics {
         self.breaker.reset();
         self.rests.reset();
         self.credential_refused.reset();
+        self.last_answer.reset();
+        self.last_failure.reset();
         self.watchdog_seconds.reset();
     }
 
@@ -78,9 +97,14 @@ impl UpstreamMetrics {
         self.info.with_label_values(&[endpoint, provider, region]).set(1);
     }
 
-    /// How an endpoint stands.
-    pub fn stands(&self, endpoint: &str, glance: &Glance) {
-        let Glance { weight, factor: _, breaker, rests, credential_refused } = *glance;
+    /// How an endpoint stands at a moment, which has this time since 1970.
+    pub fn stands(&self, endpoint: &str, glance: &Glance, now: (Instant, Duration)) {
+        let Glance { weight, factor: _, breaker, rests, credential_refused, answered, failed } = *glance;
+        let unix_seconds = |at: Option<Instant>| {
+            at.map_or(0.0, |at| now.1.saturating_sub(now.0.saturating_duration_since(at)).as_secs_f64())
+        };
+        self.last_answer.with_label_values(&[endpoint]).set(unix_seconds(answered));
+        self.last_failure.with_label_values(&[endpoint]).set(unix_seconds(failed));
         self.weight.with_label_values(&[endpoint]).set(i64::from(weight));
         for state in BreakerState::ALL {
             self.breaker.with_label_values(&[endpoint, state.word()]).set(i64::from(state == breaker));

@@ -20,6 +20,10 @@ pub struct Glance {
     pub rests: bool,
     /// Somebody must look at its credential.
     pub credential_refused: bool,
+    /// When it last answered, a call or a probe.
+    pub answered: Option<Instant>,
+    /// When it last failed, where it has not answered since: three times or more, or calls have passed it by.
+    pub failed: Option<Instant>,
 }
 
 /// What a breaker does with calls.
@@ -72,6 +76,17 @@ impl Board {
             },
             rests: matches!(standing, Standing::Resting { .. }),
             credential_refused: self.alarms().any(|credential| credential == spec.credential),
+            answered: state.heard.answered(),
+            failed: state.heard.failed().filter(|at| state.heard.is_certain() || self.passes_by(id, *at)),
+        })
+    }
+
+    /// Whether somebody came since who might have been sent there.
+    fn passes_by(&self, id: EndpointId, since: Instant) -> bool {
+        let place = self.place(id);
+        self.layout.models.iter().zip(&self.models).any(|(spec, state)| {
+            state.asked.is_some_and(|asked| asked > since)
+                && spec.routes.iter().any(|endpoint| self.place(*endpoint) == place)
         })
     }
 

@@ -847,6 +847,37 @@ fn a_glance_tells_breaker_rest_and_credential_apart() {
 }
 
 #[test]
+fn an_endpoint_that_failed_and_is_not_asked_again_is_known_to_have_failed() {
+    let mut layout = layout(&[100, 100]);
+    layout.models[0].explore = false;
+    let now = Instant::now();
+    let mut played = Played { board: Board::new(now, layout), now, rng: Pcg64Mcg::seed_from_u64(1) };
+    let heard = |played: &Played| {
+        let glance = played.board.glance(played.now, EndpointId(0)).unwrap();
+        (glance.answered, glance.failed)
+    };
+    played.attempt(0, SERVED);
+    assert_eq!(heard(&played), (Some(now), None));
+    played.wait(1000);
+    let failed_at = played.now;
+    played.attempt(0, failed(Failure::Status(500)));
+    assert_eq!(heard(&played), (Some(now), None), "a bad moment, and nobody has come since");
+    played.wait(1_200_000);
+    assert!((0..100).all(|_| played.order()[0] == 1), "nobody asks it");
+    let glance = played.board.glance(played.now, EndpointId(0)).unwrap();
+    assert!(glance.factor > 0.99 && glance.breaker == BreakerState::Closed, "and it looks well: {glance:?}");
+    assert_eq!(heard(&played), (Some(now), Some(failed_at)), "and calls have passed it by");
+    played.board.check_passed(played.now, EndpointId(0));
+    assert_eq!(heard(&played).1, Some(failed_at), "a check is no answer");
+    played.board.probe_answered(played.now, EndpointId(0));
+    assert_eq!(heard(&played), (Some(played.now), None));
+    for _ in 0..3 {
+        played.attempt(0, failed(Failure::Status(500)));
+    }
+    assert_eq!(heard(&played).1, Some(played.now), "three are no bad moment");
+}
+
+#[test]
 fn a_route_that_was_asked_shows_the_watchdogs_that_it_has_and_no_other() {
     let mut played = Played::new(&[100, 80]);
     assert_eq!(played.board.watchdogs(Form::Stream), []);
