@@ -119,7 +119,8 @@ fn serve(
     let books = open_books(&mut booted, &pool, &data)?;
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let notify = Arc::new(Notify::from_env(upgrade));
-    let recorder = Recorder::start(home(&booted, &data), keep, slo, Arc::clone(&metrics))?;
+    let home = home(&booted, &data);
+    let recorder = Recorder::start(home.clone(), keep, slo, Arc::clone(&metrics))?;
     let node = node_name(listen.admin.port());
     let mut exporter = collector.map(|to| Exporter::new(to, node, Arc::clone(&metrics)));
     let telemetry = exporter.as_mut().map(Exporter::send_spans).transpose().context("telemetry")?.flatten();
@@ -136,7 +137,7 @@ fn serve(
         recorder: Arc::clone(&recorder),
         telemetry,
     };
-    let records = Arc::new(open_records(&home(&booted, &data))?);
+    let records = Arc::new(open_records(&home)?);
     let certificates = listen.callers.iter().filter_map(|it| Some(it.tls.as_ref()?.cert.clone())).collect();
     let watch = watching::Watch::new(watching, &gateway, &booted, records, listen.admin.port(), certificates);
     let may_start_heirs = source.is_some();
@@ -340,7 +341,7 @@ fn open_records(home: &Home) -> anyhow::Result<Records> {
 /// Where records are: beside the ledger.
 fn home(booted: &Booted, data: &Path) -> Home {
     match &booted.fleet {
-        Some(node) => Home::Fleet(node.ledger()),
+        Some(node) => Home::Fleet(node.ledger().for_people()),
         None => Home::Folder(data.to_owned()),
     }
 }

@@ -19,6 +19,7 @@ pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rusqlite::Connection;
 
@@ -74,7 +75,7 @@ impl RecordError {
 pub enum Home {
     /// In the data folder of a process that is alone.
     Folder(PathBuf),
-    /// In the database of a fleet.
+    /// In the database of a fleet. What is no money does not keep a process from leaving: see [`Postgres::for_people`].
     Fleet(Postgres),
 }
 
@@ -87,6 +88,14 @@ impl Home {
         match self {
             Self::Folder(data) => Records::open(data),
             Self::Fleet(ledger) => Ok(Records::of_fleet(ledger.clone())),
+        }
+    }
+
+    /// The process leaves: a database that does not answer is not waited for beyond then.
+    pub fn end_at(&self, at: Instant) {
+        match self {
+            Self::Folder(_) => {}
+            Self::Fleet(ledger) => ledger.end_at(at),
         }
     }
 

@@ -9,8 +9,7 @@
 //! is until it is written, so that it can be known by its number.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,8 +46,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const REFUSED_MAX: u32 = 5;
 /// How often it is looked for what is old.
 const PRUNE: Duration = Duration::from_secs(600);
-/// How long the process that leaves tries to write what is left.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long the process that leaves tries to write what is left, and waits for a database that does not answer.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Of a call that counts for nothing that was promised.
 const SAYS_NOTHING: Judged = Judged { availability: None, latency: None };
@@ -60,7 +59,8 @@ pub struct Recorder {
     /// What callers are promised.
     pub slo: Slo,
     queue: Mutex<Vec<Entry>>,
-    leaving: AtomicBool,
+    /// The process leaves, and records are to be written by then.
+    leaving: OnceLock<Instant>,
     metrics: Arc<Metrics>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -120,7 +120,7 @@ impl Recorder {
             home,
             slo,
             queue: Mutex::default(),
-            leaving: AtomicBool::new(false),
+            leaving: OnceLock::new(),
             metrics,
             thread: Mutex::default(),
         });
@@ -158,9 +158,10 @@ impl Recorder {
         std::mem::replace(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner), room)
     }
 
-    /// Writes what is left, and ends the thread. No call may run any more.
+    /// Writes what is left, and ends the thread. No call may run any more. Nothing else that is kept for people is waited for
+    /// either: it has as long as this.
     pub fn stop(&self) {
-        self.leaving.store(true, Ordering::Release);
+        self.home.end_at(*self.leaving.get_or_init(|| clock::now() + LAST_WORDS));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             thread.thread().unpark();
@@ -226,14 +227,16 @@ impl Work {
         // For who asks before the first call. What is not there now is tried again when something is to be written.
         self.records = self.recorder.home.open().ok();
         let mut spare = vec![];
-        while !self.recorder.leaving.load(Ordering::Acquire) {
+        let end = loop {
+            if let Some(end) = self.recorder.leaving.get() {
+                break *end;
+            }
             std::thread::park_timeout(LOOK);
             spare = self.look(spare);
             self.write();
             self.prune();
-        }
+        };
         self.look(vec![]);
-        let end = clock::now() + LAST_WORDS;
         while self.has_something() && clock::now() < end {
             self.again = clock::now();
             self.write();
@@ -242,7 +245,8 @@ impl Work {
             }
         }
         if self.has_something() {
-            let (attempts, sums) = (self.waiting.len(), self.sums.len());
+            let tried = self.trying.as_ref().map_or((0, 0), |it| (it.attempts.len(), it.calls.len()));
+            let (attempts, sums) = (self.waiting.len() + tried.0, self.sums.len() + tried.1);
             tracing::error!(
                 attempts,
                 sums,
@@ -482,7 +486,7 @@ mod tests {
             home: Home::Folder(data.to_owned()),
             slo: promised(),
             queue: Mutex::default(),
-            leaving: AtomicBool::new(false),
+            leaving: OnceLock::new(),
             metrics: Arc::new(Metrics::new().unwrap()),
             thread: Mutex::default(),
         })

@@ -14,13 +14,14 @@ mod epochs;
 mod keys;
 mod leases;
 mod migrate;
+mod patience;
 mod post;
 mod reaped;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use deadpool_postgres::{
@@ -33,6 +34,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{IsolationLevel, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use self::patience::Patience;
 use super::port::{LedgerError, said};
 use crate::config::checked;
 
@@ -49,6 +51,8 @@ const VERB_MAX: Duration = Duration::from_secs(20);
 /// How long the server works on one statement, in milliseconds; and how long it waits for a lock.
 const STATEMENT_MS_MAX: u32 = 15_000;
 const LOCK_MS_MAX: u32 = 5_000;
+/// Why a verb was cut short.
+const LEAVES: &str = "the process leaves, and it does not answer";
 /// How long an audit may take.
 const AUDIT_MAX: Duration = Duration::from_secs(3600);
 
@@ -56,6 +60,8 @@ const AUDIT_MAX: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 pub struct Postgres {
     inner: Arc<Inner>,
+    /// `None`: its verbs take what they take, also when the process leaves.
+    patience: Option<Arc<Patience>>,
 }
 
 struct Inner {
@@ -124,7 +130,29 @@ impl Postgres {
             .build()
             .context("cannot start a runtime for Postgres")?;
         let written_off_nano = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { pool, written_off_nano, runtime: Some(runtime) }) })
+        let inner = Inner { pool, written_off_nano, runtime: Some(runtime) };
+        Ok(Self { inner: Arc::new(inner), patience: None })
+    }
+
+    /// The same, for what is no money: verbs of it and its clones end when [`Self::end_at`] says so.
+    #[must_use]
+    pub fn for_people(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), patience: Some(Arc::new(Patience::new())) }
+    }
+
+    /// The process leaves: what was made by [`Self::for_people`] is over by then, and every verb after it fails at once.
+    pub fn end_at(&self, at: Instant) {
+        if let Some(patience) = &self.patience {
+            patience.end_at(at);
+        }
+    }
+
+    /// Returns when verbs are to be over; never for money.
+    async fn over(&self) {
+        match &self.patience {
+            Some(patience) => patience.over().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// What this process has written off since it began, in nano-dollars.
@@ -148,13 +176,22 @@ impl Postgres {
             return Err(LedgerError::Unreachable("it is closed".to_owned()));
         };
         let done = async {
-            let mut connection = self.inner.pool.get().await.map_err(unreachable)?;
-            match tokio::time::timeout(at_most, work(&mut connection)).await {
+            let mut connection = tokio::select! {
+                got = self.inner.pool.get() => got.map_err(unreachable)?,
+                () = self.over() => return Err(LedgerError::Unreachable(LEAVES.to_owned())),
+            };
+            let done = tokio::select! {
+                done = tokio::time::timeout(at_most, work(&mut connection)) => {
+                    done.map_err(|_| format!("no answer in {at_most:?}"))
+                }
+                () = self.over() => Err(LEAVES.to_owned()),
+            };
+            match done {
                 Ok(done) => done.map_err(|error| sorted(error, &connection)),
-                Err(_) => {
+                Err(why) => {
                     // Nobody knows what it is at: it is closed, not put back.
                     drop(Object::take(connection));
-                    Err(LedgerError::Unreachable(format!("no answer in {at_most:?}")))
+                    Err(LedgerError::Unreachable(why))
                 }
             }
         };

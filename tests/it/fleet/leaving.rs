@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::task::block_in_place;
 
 use super::super::upgrade::{CENT, Counting, WHOLE_NANO, call_anew, finish, hand_over, keep_calling, open};
 use super::warm;
 use crate::support::fleet::Fleet;
-use crate::support::{Call, Setup, script, upstream, whole_request};
+use crate::support::{Call, Setup, postgres, redis, script, upstream, whole_request};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_told_to_leave_ends_its_streams_and_leaves_nothing_behind() {
@@ -50,9 +52,9 @@ async fn a_node_is_replaced_on_its_folder_and_no_caller_notices() {
     let kept: Vec<_> = (0..2).map(|_| tokio::spawn(keep_calling(node.http, Arc::clone(&over)))).collect();
     let anew: Vec<_> = (0..2).map(|_| tokio::spawn(call_anew(node.http, Arc::clone(&over)))).collect();
     for _ in 0..2 {
-        let heir = tokio::task::block_in_place(|| hand_over(&node));
+        let heir = block_in_place(|| hand_over(&node));
         let mut old = std::mem::replace(&mut node, heir);
-        assert!(tokio::task::block_in_place(|| old.wait()).success(), "{}", old.log());
+        assert!(block_in_place(|| old.wait()).success(), "{}", old.log());
     }
     over.store(true, Ordering::Release);
     let mut calls = 1;
@@ -67,5 +69,35 @@ async fn a_node_is_replaced_on_its_folder_and_no_caller_notices() {
     let calls = i64::try_from(calls).unwrap();
     assert_eq!(1_000_000_000_000 - fleet.account("alpha", calls).balance_nano, calls * WHOLE_NANO);
     assert_eq!(Call::post(whole_request()).send(other.http).await.status, 200);
+    fleet.verify();
+}
+
+/// Less than one verb may take at a server that hangs, and more than what is no money is given.
+const SOON: Duration = Duration::from_secs(12);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_leaves_waits_for_a_frozen_postgres_with_its_money_and_with_nothing_else() {
+    let server = block_in_place(postgres::Server::start_durable);
+    let fleet = Fleet { redis: redis::Server::start().await, database: block_in_place(|| server.database()) };
+    let only = upstream(script(r#"{"usage":{"prompt":10,"completion":5,"cached":0}}"#)).await;
+    let mut node = fleet.node(Setup::new(&[only.address()]).balance("100"));
+    warm(&node).await;
+    fleet.account("alpha", 1);
+    server.freeze();
+    assert_eq!(Call::post(whole_request()).send(node.http).await.status, 200);
+    node.signal("-TERM");
+    let began = Instant::now();
+    while !node.log().contains("records could not be written before the process left: they are lost") {
+        assert!(began.elapsed() < SOON, "records keep it: {}", node.log());
+        tokio::task::yield_now().await;
+    }
+    println!("records were given up {:?} after SIGTERM", began.elapsed());
+    let log = node.log();
+    let line = log.lines().find(|line| line.contains("records could not be written")).unwrap();
+    assert!(line.contains("attempts") && line.contains("sums"), "it says what is lost: {line}");
+    server.thaw();
+    assert!(node.wait().success(), "{}", node.log());
+    fleet.wait_until_tidy(0);
+    assert_eq!(100_000_000_000 - fleet.account("alpha", 2).balance_nano, 2 * WHOLE_NANO);
     fleet.verify();
 }

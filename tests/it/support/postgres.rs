@@ -150,16 +150,19 @@ impl Server {
         self.signal_all("-CONT");
     }
 
+    /// The first process before its children, so that it makes no others meanwhile; one of those may just have ended.
     fn signal_all(&self, signal: &str) {
         let first = self.child.as_ref().expect("it runs").id();
+        let send = |process: &str| {
+            let sent = Command::new("kill").args([signal, process]).stderr(Stdio::null()).status();
+            sent.expect("kill").success()
+        };
+        assert!(send(&first.to_string()));
         let children =
             std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).expect("its children");
-        let sent = Command::new("kill")
-            .arg(signal)
-            .arg(first.to_string())
-            .args(children.split_whitespace())
-            .status();
-        assert!(sent.expect("kill").success());
+        for child in children.split_whitespace() {
+            let _has_ended = !send(child);
+        }
     }
 
     /// `kill -9` of the server's first process; the others go when they notice.
