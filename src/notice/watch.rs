@@ -26,7 +26,7 @@ use crate::fleet::{Node, turn::Turn};
 use crate::ops::Metrics;
 use crate::ops::heartbeat::{self, Job};
 use crate::pool::{Pool, Snapshot};
-use crate::record::{BeatRow, Records};
+use crate::record::{BeatRow, RecordError, Records};
 use crate::store::Holds;
 
 /// How often it is looked.
@@ -258,7 +258,7 @@ impl Watcher {
         }
     }
 
-    /// Lets old records go, on the node whose turn it is.
+    /// Lets old records go, and what of a fleet's books has no say any more, on the node whose turn it is.
     async fn forget(&self) {
         let job = heartbeat::job("records_retention", RETENTION);
         let mut tick = every(RETENTION);
@@ -270,8 +270,13 @@ impl Watcher {
                 continue;
             }
             let records = Arc::clone(&self.records);
-            let done = tokio::task::spawn_blocking(move || records.forget_probes(clock::unix_ms())).await;
-            job.joined(&done);
+            let ledger = self.fleet.as_ref().map(|fleet| fleet.ledger());
+            let done = tokio::task::spawn_blocking(move || {
+                records.forget_probes(clock::unix_ms())?;
+                ledger.map_or(Ok(()), |ledger| ledger.forget(clock::unix_ms()).map(drop))?;
+                Ok::<_, RecordError>(())
+            });
+            job.joined(&done.await);
         }
     }
 

@@ -11,6 +11,7 @@
 mod audit;
 mod books;
 mod epochs;
+mod forget;
 mod keys;
 mod leases;
 mod migrate;
@@ -40,6 +41,7 @@ use crate::config::checked;
 
 pub use audit::{Drift, Parts, PoolSeen, Where};
 pub use epochs::{Advanced, BootState, Claim, Epoch, LiveBoot};
+pub use forget::Forgotten;
 pub use leases::{Leased, Scattered, Wanted};
 pub use migrate::Migrated;
 pub use reaped::Reaped;

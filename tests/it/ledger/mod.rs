@@ -3,6 +3,7 @@
 mod connections;
 mod epochs;
 mod feed;
+mod forgetting;
 mod leases;
 mod life;
 mod posting;
