@@ -69,6 +69,8 @@ impl Watch {
             config: config.notifications.clone(),
             turn: Arc::clone(&turn),
             node: node.clone(),
+            teller: format!("{node} {}", booted.boot),
+            records: Arc::clone(&records),
             metrics: Arc::clone(&gateway.metrics),
         };
         let watcher = Watcher {
@@ -126,6 +128,8 @@ impl Watch {
 impl BackgroundService for Watch {
     async fn start(&self, _shutdown: ShutdownWatch) {
         tokio::select! {
+            // Whoever tells is heard from the first word on.
+            biased;
             () = self.deliverer.run() => {}
             () = self.watcher.run() => {}
             () = self.pinger.run() => {}

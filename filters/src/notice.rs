@@ -113,6 +113,12 @@ impl<T: Clone> Notices<T> {
         true
     }
 
+    /// Whether a fact is so, as far as was heard.
+    #[must_use]
+    pub fn is_so(&self, key: &str) -> bool {
+        self.keys.get(key).is_some_and(|heard| heard.is_so)
+    }
+
     /// What windows that are over leave to be told.
     pub fn due(&mut self, now: Instant) -> Vec<Summary<T>> {
         let window = self.window;

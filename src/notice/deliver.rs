@@ -1,34 +1,46 @@
 //! From what happens to whoever is told.
 //!
 //! One task decides ([`filters::notice`]), one for each receiver delivers, in order. A message is tried until it is taken,
-//! with growing pauses, for `AGE_MAX`; so it may come twice, with the same id. A receiver that takes nothing has
-//! `WAITING_MAX` messages waiting; beyond it the oldest go. They wait in memory: what is still so after a restart is
-//! found and told anew.
+//! with growing pauses, for `AGE_MAX`; so it may come twice, with the same id. A receiver that takes nothing has a bounded
+//! number of messages waiting (`pending`); beyond it the oldest go. A third task keeps those that wait in
+//! the records, and brings what a process left that died: under the id that it had, and before anything new is told, since
+//! what a new process finds to be so may be what the old one was about to tell.
+//!
+//! Of what was left as begun the new process may know nothing: a breaker that was open there is closed here. What it has not
+//! seen itself within `CONFIRM` is told to be over, so that the last word is true. What is still so after a restart, and had
+//! been told, is found and told anew.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use filters::notice::{Notices, Summary, Turn};
 use filters::upstream::backoff;
-use hmac::{Hmac, KeyInit as _, Mac as _};
-use serde_json::{Value, json};
-use sha2::Sha256;
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 
-use super::{Event, Notifier, Scope};
-use crate::config::watch::{Notifications, Receiver, ShapeName};
+use super::message::{Message, dress};
+use super::pending::{Inherited, Keeping, Pending, Queue};
+use super::{Event, Kind, Notifier, Scope};
+use crate::config::watch::Notifications;
 use crate::fleet::turn;
 use crate::ops::Metrics;
+use crate::ops::heartbeat;
 use crate::ops::outside::Outside;
+use crate::record::Records;
+use crate::record::notices::TERM;
 use crate::{clock, entropy};
 
 /// Keys of which something is remembered.
 const KEYS_MAX: usize = 4096;
 /// How often it is looked what windows leave to be told.
 const LOOK: Duration = Duration::from_secs(1);
-/// Messages that wait for one receiver.
-const WAITING_MAX: usize = 256;
+/// How often it is looked who has died, and said that this process has not; sooner where there is something to keep.
+const TEND: Duration = Duration::from_secs(2);
+/// How long nothing new is told at the start, at most, for the sake of what a process before may have left.
+const INHERIT_MAX: Duration = TERM.saturating_add(TEND).saturating_add(TEND);
+/// How long a process takes, at most, to see again what is so: the slowest look at it is every 15 s.
+const CONFIRM: Duration = Duration::from_secs(30);
 /// How long one is tried.
 const AGE_MAX: Duration = Duration::from_secs(6 * 3600);
 /// The longest pause between two tries, in steps of [`backoff`].
@@ -36,67 +48,72 @@ const STEPS_MAX: u32 = 8;
 /// How much a step of ours is longer than one of [`backoff`]: its pauses are made for calls that wait.
 const LONGER: u32 = 8;
 
-/// What goes out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Made once, for all tries and all receivers.
-    pub id: String,
-    pub at_ms: i64,
-    pub event: Event,
-    /// Who says it.
-    pub node: String,
-    /// Of a summary: what else there was. 0 for a message of its own.
-    pub more: u32,
-}
-
 /// Takes events to receivers.
 pub struct Deliverer {
     pub config: Notifications,
     pub turn: Arc<turn::Turn>,
     pub node: String,
+    /// A name that no other process has.
+    pub teller: String,
+    pub records: Arc<Records>,
     pub metrics: Arc<Metrics>,
 }
 
-/// What waits for one receiver.
-#[derive(Default)]
-struct Waiting {
-    messages: Mutex<VecDeque<(Instant, Arc<Message>)>>,
-    some: Notify,
+/// What receivers think, and what they are to be told.
+struct Telling {
+    pending: Pending,
+    told: Mutex<Told>,
+    /// What processes before have left is known.
+    inherited: Notify,
+}
+
+struct Told {
+    notices: Notices<Event>,
+    /// What a process before was about to say has begun, and when it is over unless this one sees it too.
+    unseen: BTreeMap<String, (Instant, Event)>,
 }
 
 impl Deliverer {
-    /// Never ends: run it as a service. What waits is lost with the process.
+    /// Never ends: run it as a service.
     pub async fn run(&self) {
         if self.config.receivers.is_empty() {
             return std::future::pending().await;
         }
-        let receivers: Vec<(Receiver, Waiting)> =
-            self.config.receivers.iter().map(|receiver| (receiver.clone(), Waiting::default())).collect();
+        let notices = Notices::new(self.config.window, KEYS_MAX);
+        let telling = Telling {
+            pending: Pending::new(&self.config.receivers),
+            told: Mutex::new(Told { notices, unseen: BTreeMap::new() }),
+            inherited: Notify::new(),
+        };
         let outside = Outside::default();
-        let delivering =
-            receivers.iter().map(|(receiver, waiting)| self.deliver(&outside, receiver, waiting));
-        tokio::join!(futures::future::join_all(delivering), self.decide(&receivers));
+        let queues = telling.pending.queues.iter();
+        let delivering = queues.map(|queue| self.deliver(&outside, &telling.pending, queue));
+        tokio::join!(futures::future::join_all(delivering), self.keep(&telling), self.decide(&telling));
     }
 
-    async fn decide(&self, receivers: &[(Receiver, Waiting)]) {
+    async fn decide(&self, telling: &Telling) {
         let mut events = Notifier::begin();
-        let mut notices: Notices<Event> = Notices::new(self.config.window, KEYS_MAX);
+        // Whoever is not heard from in time is not waited for: what it left may be told twice then.
+        let _in_time = tokio::time::timeout(INHERIT_MAX, telling.inherited.notified()).await;
         let mut tick = tokio::time::interval(LOOK);
         loop {
             tokio::select! {
                 event = events.recv() => {
                     let Some(event) = event else { return std::future::pending().await };
-                    if notices.hear(clock::now(), &event.key(), event.turn, event.clone()) && !event.is_known {
-                        self.send(receivers, event, 0);
+                    let is_news = telling.lock().hear(&event);
+                    if is_news && !event.is_known {
+                        self.send(&telling.pending, event, 0);
                     }
                 }
                 _ = tick.tick() => {
-                    for Summary { mut latest, untold, is_so } in notices.due(clock::now()) {
+                    let (due, over) = telling.lock().look();
+                    for Summary { mut latest, untold, is_so } in due {
                         if latest.turn != Turn::Happens {
                             latest.turn = if is_so { Turn::Begins } else { Turn::Ends };
                         }
-                        self.send(receivers, latest, untold);
+                        self.send(&telling.pending, latest, untold);
                     }
+                    over.into_iter().for_each(|event| self.send(&telling.pending, event, 0));
                     let dropped = Notifier::take_dropped();
                     if dropped > 0 {
                         tracing::warn!(dropped, "more happens than can be looked at: events were not told");
@@ -107,7 +124,7 @@ impl Deliverer {
         }
     }
 
-    fn send(&self, receivers: &[(Receiver, Waiting)], event: Event, more: u32) {
+    fn send(&self, pending: &Pending, event: Event, more: u32) {
         // Another node says it.
         if event.scope == Scope::Fleet && !self.turn.speaks() {
             return;
@@ -120,18 +137,63 @@ impl Deliverer {
             event.text
         );
         let id = entropy::hold_id().to_string();
-        let message = Arc::new(Message { id, at_ms: clock::unix_ms(), event, node: self.node.clone(), more });
-        for (_, waiting) in receivers {
-            if waiting.push(Arc::clone(&message)) {
-                self.count("dropped", 1);
-                tracing::error!("a receiver of notifications takes none: the oldest is dropped");
+        let message = Message { id, at_ms: clock::unix_ms(), event, node: self.node.clone(), more };
+        let dropped = pending.push(&Arc::new(message));
+        if dropped > 0 {
+            self.count("dropped", dropped);
+            tracing::error!(dropped, "a receiver of notifications takes none: the oldest is dropped");
+        }
+    }
+
+    /// Keeps what waits, and takes over what others have left.
+    async fn keep(&self, telling: &Telling) {
+        let job = heartbeat::job("notices", TEND);
+        let mut keeping = Keeping::new(&telling.pending, &self.records, &self.teller);
+        let mut tick = tokio::time::interval(TEND);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            job.begins();
+            match keeping.tend().await {
+                Ok(inherited) => {
+                    self.inherit(telling, inherited);
+                    job.done();
+                    tokio::select! {
+                        _ = tick.tick() => {}
+                        () = telling.pending.changed() => {}
+                    }
+                }
+                // They wait in memory meanwhile.
+                Err(error) => {
+                    job.failed(error);
+                    tick.tick().await;
+                }
             }
         }
     }
 
-    async fn deliver(&self, outside: &Outside, receiver: &Receiver, waiting: &Waiting) {
+    fn inherit(&self, telling: &Telling, inherited: Inherited) {
+        let Inherited { messages, dropped, others } = inherited;
+        if dropped > 0 {
+            self.count("dropped", dropped);
+            tracing::error!(dropped, "notifications of a process before are dropped: nobody waits for them");
+        }
+        for message in messages {
+            tracing::info!(
+                id = message.id,
+                kind = message.event.kind.word(),
+                "a process before left this to be told"
+            );
+            telling.lock().inherit(&message.event);
+        }
+        if others == 0 {
+            telling.inherited.notify_one();
+        }
+    }
+
+    async fn deliver(&self, outside: &Outside, pending: &Pending, queue: &Queue) {
+        let receiver = &queue.receiver;
         loop {
-            let (since, message) = waiting.first().await;
+            let message = queue.first().await;
             let mut tries = 0;
             loop {
                 let (headers, body) = dress(receiver, &message, clock::unix_ms() / 1000);
@@ -140,7 +202,8 @@ impl Deliverer {
                     break;
                 };
                 tries += 1;
-                let age = clock::now().saturating_duration_since(since);
+                let age_ms = clock::unix_ms().saturating_sub(message.at_ms);
+                let age = Duration::from_millis(u64::try_from(age_ms).unwrap_or_default());
                 if !error.may_pass() || age > AGE_MAX {
                     self.count("dropped", 1);
                     tracing::error!(%error, id = message.id, tries, "a notification is given up");
@@ -154,8 +217,12 @@ impl Deliverer {
                 let at = entropy::with_rng(|rng| backoff::again_at(now, tries.min(STEPS_MAX), None, rng));
                 let longer = if tries > STEPS_MAX { LONGER } else { 1 };
                 tokio::time::sleep(at.saturating_duration_since(now).saturating_mul(longer)).await;
+                // It had to make room, or another process tells it.
+                if !queue.has(&message) {
+                    break;
+                }
             }
-            waiting.pop(&message);
+            pending.done(queue, &message);
         }
     }
 
@@ -164,161 +231,124 @@ impl Deliverer {
     }
 }
 
-impl Waiting {
-    /// Puts one behind the others; answers whether the oldest had to go.
-    fn push(&self, message: Arc<Message>) -> bool {
-        let mut messages = self.lock();
-        let is_full = messages.len() >= WAITING_MAX;
-        if is_full {
-            messages.pop_front();
-        }
-        messages.push_back((clock::now(), message));
-        drop(messages);
-        self.some.notify_one();
-        is_full
+impl Telling {
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Told {
+    /// Whether this is to be told now.
+    fn hear(&mut self, event: &Event) -> bool {
+        let key = event.key();
+        self.unseen.remove(&key);
+        self.notices.hear(clock::now(), &key, event.turn, event.clone())
     }
 
-    async fn first(&self) -> (Instant, Arc<Message>) {
-        loop {
-            if let Some((since, message)) = self.lock().front() {
-                return (*since, Arc::clone(message));
+    /// What windows that are over leave to be told; and what a process before said and this one does not see.
+    fn look(&mut self) -> (Vec<Summary<Event>>, Vec<Event>) {
+        let now = clock::now();
+        let mut over = vec![];
+        for (key, (_, event)) in self.unseen.extract_if(.., |_, (at, _)| *at <= now) {
+            let text = format!("not seen any more since a restart: {}", event.text);
+            let ends = Event { turn: Turn::Ends, text, ..event };
+            if self.notices.hear(now, &key, Turn::Ends, ends.clone()) {
+                over.push(ends);
             }
-            self.some.notified().await;
+        }
+        (self.notices.due(now), over)
+    }
+
+    /// A process before was about to say this, and now this one does.
+    fn inherit(&mut self, event: &Event) {
+        let (now, key) = (clock::now(), event.key());
+        let was_so = self.notices.is_so(&key);
+        self.notices.hear(now, &key, event.turn, event.clone());
+        match event.turn {
+            Turn::Begins if !was_so && is_seen_anew(event.kind) => {
+                self.unseen.insert(key, (now + CONFIRM, event.clone()));
+            }
+            Turn::Begins | Turn::Happens => {}
+            Turn::Ends => {
+                self.unseen.remove(&key);
+            }
         }
     }
-
-    /// It is done, unless it has gone already.
-    fn pop(&self, message: &Arc<Message>) {
-        let mut messages = self.lock();
-        if messages.front().is_some_and(|(_, first)| Arc::ptr_eq(first, message)) {
-            messages.pop_front();
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Arc<Message>)>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Headers and body for one receiver. The signature covers the time, so that a body cannot be played again later.
-fn dress(
-    receiver: &Receiver,
-    message: &Message,
-    unix_seconds: i64,
-) -> (Vec<(&'static str, String)>, Vec<u8>) {
-    let body = match receiver.shape {
-        ShapeName::Json => message.json(),
-        ShapeName::Slack => json!({ "text": message.line() }),
-    };
-    let body = body.to_string().into_bytes();
-    let mut headers = vec![
-        ("content-type", "application/json".to_owned()),
-        ("x-tollgate-id", message.id.clone()),
-        ("x-tollgate-timestamp", unix_seconds.to_string()),
-    ];
-    if let Some(secret) = &receiver.secret
-        && let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes())
-    {
-        mac.update(format!("{unix_seconds}.").as_bytes());
-        mac.update(&body);
-        let signature = data_encoding::HEXLOWER.encode(&mac.finalize().into_bytes());
-        headers.push(("x-tollgate-signature", format!("v1={signature}")));
-    }
-    (headers, body)
-}
-
-impl Message {
-    fn json(&self) -> Value {
-        let Self { id, at_ms, event, node, more } = self;
-        let Event { kind, subject, turn, scope, is_known: _, text, fields } = event;
-        json!({
-            "id": id,
-            "at_ms": at_ms,
-            "kind": kind.word(),
-            "subject": subject,
-            "key": event.key(),
-            "state": word(*turn),
-            "scope": match scope { Scope::Node => "node", Scope::Fleet => "fleet" },
-            "node": node,
-            "text": text,
-            "more": more,
-            "fields": fields,
-        })
-    }
-
-    /// As a person reads it.
-    fn line(&self) -> String {
-        let Self { event, node, more, .. } = self;
-        let sign = match event.turn {
-            Turn::Begins => ":red_circle:",
-            Turn::Ends => ":large_green_circle:",
-            Turn::Happens => ":warning:",
-        };
-        let more =
-            if *more > 0 { format!(" ({more} more changes in the last while)") } else { String::new() };
-        // What Slack takes for markup.
-        let text = event.text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-        format!("{sign} {text}{more} [{node}]")
-    }
-}
-
-/// What receivers read a turn as.
-const fn word(turn: Turn) -> &'static str {
-    match turn {
-        Turn::Begins => "begins",
-        Turn::Ends => "ends",
-        Turn::Happens => "happens",
+/// Whether a process that begins says by itself what is so. Of the others the records know.
+const fn is_seen_anew(kind: Kind) -> bool {
+    match kind {
+        Kind::Breaker
+        | Kind::NoRoute
+        | Kind::CutOff
+        | Kind::Redis
+        | Kind::Postgres
+        | Kind::NotAdmitting
+        | Kind::ConfigRefused
+        | Kind::HeartbeatLate
+        | Kind::Certificate
+        | Kind::LowBalance => true,
+        Kind::Credential
+        | Kind::Drift
+        | Kind::Shortfall
+        | Kind::Probe
+        | Kind::ProbesHeldBack
+        | Kind::Incident => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kind;
     use super::*;
-    use crate::secret::Secret;
 
-    fn message() -> Message {
-        let event = Event::begins(Kind::Breaker, "p/m", "p/m <fails>").of_fleet().with("endpoint", "p/m");
-        Message { id: "1".to_owned(), at_ms: 7, event, node: "n".to_owned(), more: 0 }
+    fn told() -> Told {
+        Told { notices: Notices::new(Duration::from_secs(300), KEYS_MAX), unseen: BTreeMap::new() }
+    }
+
+    fn age(told: &mut Told) {
+        let now = clock::now();
+        told.unseen.values_mut().for_each(|(at, _)| *at = now);
     }
 
     #[test]
-    fn a_signature_is_of_the_time_and_the_body() {
-        let receiver = Receiver {
-            url: Secret::new("http://h"),
-            shape: ShapeName::Json,
-            secret: Some(Secret::new("0123456789abcdef")),
-        };
-        let (headers, body) = dress(&receiver, &message(), 99);
-        let signed = headers.iter().find(|(name, _)| *name == "x-tollgate-signature").unwrap();
-        let mut mac = Hmac::<Sha256>::new_from_slice(b"0123456789abcdef").unwrap();
-        mac.update(&[b"99.", body.as_slice()].concat());
-        assert_eq!(signed.1, format!("v1={}", data_encoding::HEXLOWER.encode(&mac.finalize().into_bytes())));
-        let read: Value = serde_json::from_slice(&body).unwrap();
+    fn what_was_left_as_begun_and_is_seen_here_too_is_not_told_again_and_neither_is_its_end() {
+        let mut told = told();
+        let begins = Event::begins(Kind::Certificate, "c", "it ends");
+        told.inherit(&begins);
+        assert!(!told.hear(&begins), "whoever takes what was left knows it");
+        age(&mut told);
+        assert!(told.look().1.is_empty());
+        assert!(told.hear(&Event::ends(Kind::Certificate, "c", "renewed")));
+    }
+
+    #[test]
+    fn what_was_left_as_begun_and_is_not_seen_here_is_told_to_be_over_once() {
+        let mut told = told();
+        told.inherit(&Event::begins(Kind::Breaker, "p/m", "it fails"));
+        assert!(told.look().1.is_empty(), "not yet");
+        age(&mut told);
+        let over = told.look().1;
+        let [event] = over.as_slice() else { panic!("{over:?}") };
         assert_eq!(
-            (&read["kind"], &read["state"], &read["scope"]),
-            (&json!("breaker"), &json!("begins"), &json!("fleet"))
+            (event.turn, event.text.as_str()),
+            (Turn::Ends, "not seen any more since a restart: it fails")
         );
-        assert_eq!(read["fields"]["endpoint"], "p/m");
+        assert!(told.look().1.is_empty());
     }
 
     #[test]
-    fn slack_gets_one_line_without_markup() {
-        let receiver = Receiver { url: Secret::new("http://h"), shape: ShapeName::Slack, secret: None };
-        let (headers, body) = dress(&receiver, &message(), 99);
-        assert!(headers.iter().all(|(name, _)| *name != "x-tollgate-signature"));
-        let read: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(read, json!({ "text": ":red_circle: p/m &lt;fails&gt; [n]" }));
-    }
-
-    #[test]
-    fn what_waits_is_bounded_and_the_oldest_goes() {
-        let waiting = Waiting::default();
-        let first = Arc::new(message());
-        assert!(!waiting.push(Arc::clone(&first)));
-        let dropped = (0..WAITING_MAX).filter(|_| waiting.push(Arc::new(message()))).count();
-        assert_eq!((dropped, waiting.lock().len()), (1, WAITING_MAX));
-        waiting.pop(&first);
-        assert_eq!(waiting.lock().len(), WAITING_MAX, "it has gone already");
+    fn what_the_records_know_is_not_told_to_be_over_and_what_was_left_as_ended_is_not_either() {
+        let mut told = told();
+        told.inherit(&Event::begins(Kind::Probe, "m at p/m", "it fails"));
+        told.inherit(&Event::begins(Kind::Breaker, "p/m", "it fails"));
+        told.inherit(&Event::ends(Kind::Breaker, "p/m", "it is well"));
+        told.inherit(&Event::happens(Kind::Drift, "1", "they differ"));
+        age(&mut told);
+        assert!(told.look().1.is_empty());
+        assert!(
+            !told.hear(&Event::happens(Kind::Drift, "1", "they differ")),
+            "within the window it was told"
+        );
     }
 }

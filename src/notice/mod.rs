@@ -8,8 +8,11 @@
 //! it. The others follow what is told all the same, so that whoever has the turn next knows what was.
 
 pub mod deliver;
+mod message;
+mod pending;
 pub mod watch;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,11 +64,29 @@ pub enum Kind {
     LowBalance,
     /// The state of the service, as its page shows it.
     Incident,
-    /// A rule that must never be broken was.
-    Broken,
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Breaker,
+        Self::Credential,
+        Self::NoRoute,
+        Self::CutOff,
+        Self::Redis,
+        Self::Postgres,
+        Self::NotAdmitting,
+        Self::ConfigRefused,
+        Self::Drift,
+        Self::Shortfall,
+        Self::HeartbeatLate,
+        Self::Probe,
+        Self::ProbesHeldBack,
+        Self::Certificate,
+        Self::LowBalance,
+        Self::Incident,
+    ];
+
     /// The word.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -86,7 +107,6 @@ impl Kind {
             Self::Certificate => "certificate",
             Self::LowBalance => "low_balance",
             Self::Incident => "incident",
-            Self::Broken => "broken",
         }
     }
 }
@@ -113,7 +133,7 @@ pub struct Event {
     /// One sentence.
     pub text: String,
     /// More for machines.
-    pub fields: BTreeMap<&'static str, String>,
+    pub fields: BTreeMap<Cow<'static, str>, String>,
 }
 
 impl Event {
@@ -152,7 +172,7 @@ impl Event {
     /// With one field more.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.fields.insert(name, value.into());
+        self.fields.insert(Cow::Borrowed(name), value.into());
         self
     }
 

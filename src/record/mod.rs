@@ -1,4 +1,5 @@
-//! What happened, kept for people: attempts, good and bad minutes, incidents, probes, heartbeats.
+//! What happened, kept for people: attempts, good and bad minutes, incidents, probes, heartbeats, and what they are still to
+//! be told.
 //!
 //! Nothing here decides about money or routing, and no call waits for it. A process that is alone keeps it in
 //! `records.db` beside its ledger, in a file of its own so that the ledger's writer waits for none of it; a fleet keeps
@@ -11,6 +12,7 @@ mod beats;
 mod file;
 pub mod incidents;
 pub mod minutes;
+pub mod notices;
 mod probes;
 pub mod recorder;
 pub mod report;

@@ -7,6 +7,8 @@ use tollgate::mock::Script;
 use super::support::receiver::Receiver;
 use super::support::{Setup, upstream};
 
+mod kept;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_low_balance_is_told_until_it_is_taken_and_again_when_it_is_well() {
     let (mock, receiver) = (upstream(Script::default()).await, Receiver::start().await);

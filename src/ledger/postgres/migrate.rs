@@ -11,12 +11,13 @@ use crate::ledger::port::LedgerError;
 use crate::ledger::stored::{HOUSE, HOUSE_KIND};
 
 /// In order; one that was released never changes. The first is version 1.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("migrations/0001_books.sql"),
     include_str!("migrations/0002_records.sql"),
     include_str!("migrations/0003_probes.sql"),
     include_str!("migrations/0004_beats.sql"),
     include_str!("migrations/0005_incidents.sql"),
+    include_str!("migrations/0006_notices.sql"),
 ];
 /// Months that partitions are made for ahead.
 pub(super) const MONTHS_AHEAD: i32 = 3;

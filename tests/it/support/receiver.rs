@@ -51,8 +51,13 @@ impl Post {
 
 impl Receiver {
     pub async fn start() -> Self {
+        Self::start_at(([127, 0, 0, 1], 0).into()).await
+    }
+
+    /// At an address that has refused everybody until now.
+    pub async fn start_at(address: SocketAddr) -> Self {
         let seen = Arc::new(Shared::default());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = tokio::net::TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let router = Router::new().fallback(take).with_state(Arc::clone(&seen));
         tokio::task::spawn(async move { axum::serve(listener, router).await });
