@@ -20,17 +20,24 @@ use crate::ops::heartbeat;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_secs(300);
+/// How soon again where something is wrong: what is on its way has come by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Pools that are asked for at once.
 const ASKED_AT_ONCE: usize = 64;
 
-/// Looks for drift as long as the node runs, and says it once.
+/// Looks for drift as long as the node runs, and says it once, and once that it is over.
 pub(super) async fn watch(servers: Servers) {
     let job = heartbeat::job("reconcile", LOOK);
     let mut tick = every(LOOK);
+    let mut again = every(LOOK_AGAIN);
     let mut before: HashSet<String> = HashSet::new();
     let mut told: HashSet<String> = HashSet::new();
     loop {
-        tick.tick().await;
+        tokio::select! {
+            _ = tick.tick() => {}
+            _ = again.tick(), if !before.is_empty() => {}
+        }
+        again.reset();
         job.begins();
         let looked = look(&servers).await;
         job.ended(&looked);
@@ -50,7 +57,12 @@ pub(super) async fn watch(servers: Servers) {
                 "redis and the ledger differ: see docs/runbooks/drift.md"
             );
             let text = format!("Redis and the ledger differ: {drift}");
-            Notifier::tell(Event::happens(Kind::Drift, drift, text).of_fleet());
+            Notifier::tell(Event::begins(Kind::Drift, drift, text).of_fleet());
+        }
+        for drift in told.difference(&alarming) {
+            tracing::info!(drift, "redis and the ledger agree again");
+            let text = format!("Redis and the ledger agree again; it was: {drift}");
+            Notifier::tell(Event::ends(Kind::Drift, drift, text).of_fleet());
         }
         told = alarming.intersection(&before).cloned().collect();
         servers.metrics.drifts.set(i64::try_from(told.len()).unwrap_or(i64::MAX));

@@ -35,8 +35,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const KEEP: Duration = Duration::from_secs(15);
 /// How often balances are looked at.
 const BALANCES: Duration = Duration::from_secs(15);
-/// How often the days of certificates are counted.
-const CERTIFICATES: Duration = Duration::from_secs(3600);
+/// How often the days of certificates are counted: a new one is in use within a second, and is said to be within these.
+const CERTIFICATES: Duration = Duration::from_secs(10);
 /// A certificate that ends within so many days is told of.
 const CERTIFICATE_DAYS: i64 = 14;
 /// How often old records go.
@@ -208,9 +208,10 @@ impl Watcher {
         let is_due = known.counted.is_none_or(|at| now.saturating_duration_since(at) >= CERTIFICATES);
         if is_due && !self.certificates.is_empty() {
             known.counted = Some(now);
-            let files = self.certificates.clone();
+            let (files, before) = (self.certificates.clone(), known.certificates.clone());
             let looked = tokio::task::spawn_blocking(move || {
-                files.iter().filter_map(|file| ends_soon(file, clock::unix_ms() / 1000)).collect()
+                let now = clock::unix_ms() / 1000;
+                files.iter().filter_map(|file| look_at(file, now, &before)).collect()
             });
             known.certificates = looked.await.unwrap_or_default();
         }
@@ -358,23 +359,35 @@ fn turn_into_events(known: &mut BTreeMap<String, Fact>, facts: Vec<Fact>) {
     *known = now;
 }
 
-/// A certificate that ends soon, or has ended.
-fn ends_soon(file: &Path, unix_seconds: i64) -> Option<Fact> {
+/// Whether a certificate ends soon, or has ended. Of a file that cannot be read what was known before stays so.
+fn look_at(file: &Path, unix_seconds: i64, before: &[Fact]) -> Option<Fact> {
+    let name = file.display().to_string();
+    let Some(until) = ends_at(file) else {
+        return before.iter().find(|fact| fact.subject == name).cloned();
+    };
+    let days = until.saturating_sub(unix_seconds).div_euclid(86_400);
+    let begins = if days < 0 {
+        format!("the certificate in {name} has ended")
+    } else {
+        format!("the certificate in {name} ends in {days} days")
+    };
+    (days < CERTIFICATE_DAYS).then(|| Fact {
+        kind: Kind::Certificate,
+        scope: Scope::Node,
+        begins,
+        ends: format!("the certificate in {name} was renewed"),
+        subject: name,
+    })
+}
+
+/// When the first certificate of a file ends: seconds since 1970.
+fn ends_at(file: &Path) -> Option<i64> {
     if std::fs::metadata(file).ok()?.len() > CERTIFICATE_BYTES_MAX {
         return None;
     }
     let bytes = std::fs::read(file).ok()?;
     let first = Pem::iter_from_buffer(&bytes).next()?.ok()?;
-    let until = first.parse_x509().ok()?.validity().not_after.timestamp();
-    let days = until.saturating_sub(unix_seconds).div_euclid(86_400);
-    let name = file.display().to_string();
-    (days < CERTIFICATE_DAYS).then(|| Fact {
-        kind: Kind::Certificate,
-        scope: Scope::Node,
-        begins: format!("the certificate in {name} ends in {days} days"),
-        ends: format!("the certificate in {name} was renewed"),
-        subject: name,
-    })
+    Some(first.parse_x509().ok()?.validity().not_after.timestamp())
 }
 
 fn every(span: Duration) -> tokio::time::Interval {
@@ -405,8 +418,13 @@ mod tests {
         let key = rcgen::KeyPair::generate().unwrap();
         std::fs::write(&file, params.self_signed(&key).unwrap().pem()).unwrap();
         let january = |day: i64| 1_893_456_000 + (day - 1) * 86_400;
-        assert!(ends_soon(&file, january(10)).is_none());
-        assert!(ends_soon(&file, january(20)).unwrap().begins.contains("ends in 11 days"));
-        assert!(ends_soon(&folder.path().join("none"), january(20)).is_none());
+        assert!(look_at(&file, january(10), &[]).is_none());
+        let known = look_at(&file, january(20), &[]).unwrap();
+        assert!(known.begins.contains("ends in 11 days"), "{known:?}");
+        assert!(look_at(&file, january(40), &[]).unwrap().begins.ends_with("has ended"));
+        assert!(look_at(&folder.path().join("none"), january(20), &[]).is_none());
+        std::fs::remove_file(&file).unwrap();
+        let still = look_at(&file, january(20), std::slice::from_ref(&known)).unwrap();
+        assert_eq!(still.begins, known.begins, "a file that is away was not renewed");
     }
 }

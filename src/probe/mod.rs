@@ -135,8 +135,7 @@ impl Prober {
             if !self.turn.is_ours() {
                 // Another node asks.
                 if state.books.take().is_some() {
-                    state.waiting.clear();
-                    self.forget_routes();
+                    self.rest(&mut state);
                 }
                 job.done();
                 continue;
@@ -225,7 +224,9 @@ impl Prober {
                     return Due::Nothing;
                 }
             }
-            self.metrics.watch.probes_held_back.set(i64::from(allowance.is_used_up()));
+            if !allowance.is_used_up() {
+                self.go_on();
+            }
             let (holds, connector, timeout) =
                 (Arc::clone(&self.holds), Arc::clone(connector), self.config.timeout);
             let account = *account;
@@ -242,13 +243,31 @@ impl Prober {
         self.metrics.watch.probe_seconds.reset();
     }
 
+    /// Another node asks, and says what becomes of it.
+    fn rest(&self, state: &mut State) {
+        state.waiting.clear();
+        self.forget_routes();
+        self.metrics.watch.probes_held_back.set(0);
+    }
+
+    /// The day's allowance carries every probe, for all that is known.
+    fn go_on(&self) {
+        let held_back = &self.metrics.watch.probes_held_back;
+        if held_back.get() > 0 {
+            held_back.set(0);
+            tracing::info!("probes may cost something again: routes are asked");
+            let text = "a new day's allowance of probes has begun: routes are asked again";
+            Notifier::tell(Event::ends(Kind::ProbesHeldBack, "", text).of_fleet());
+        }
+    }
+
     fn hold_back(&self, first: bool) {
         self.metrics.watch.probes_held_back.set(1);
         if first {
             let most = self.config.cost_max_per_day;
             tracing::error!(%most, "probes.cost_max_per_day is used up: no route is asked until midnight, UTC");
             let text = format!("probes have cost {most} today: no route is asked until midnight, UTC");
-            Notifier::tell(Event::happens(Kind::ProbesHeldBack, "", text).of_fleet());
+            Notifier::tell(Event::begins(Kind::ProbesHeldBack, "", text).of_fleet());
         }
     }
 

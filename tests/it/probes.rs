@@ -157,6 +157,69 @@ async fn probes_stop_at_their_allowance_also_after_a_restart_and_say_so() {
     assert!(records.probes_cost_since(0).unwrap().nano() <= 500_000);
 }
 
+/// A wall clock that goes ahead when a file says so; how long things take it does not change.
+fn with_own_time(setup: Setup, file: &std::path::Path) -> Setup {
+    let libraries = std::fs::read_dir("/usr/lib").unwrap().flatten().map(|folder| folder.path());
+    let library = libraries
+        .map(|folder| folder.join("faketime/libfaketimeMT.so.1"))
+        .find(|library| library.exists())
+        .expect("Debian's package `faketime`: scripts/setup test");
+    std::fs::write(file, "+0\n").unwrap();
+    setup
+        .env("LD_PRELOAD", library.to_str().unwrap())
+        .env("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap())
+        .env("FAKETIME_NO_CACHE", "1")
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_day_brings_a_new_allowance_that_is_said_and_the_books_have_what_both_days_cost() {
+    let (mock, receiver) = (upstream(Script::default()).await, Receiver::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let time = folder.path().join("time");
+    let setup = Setup::new(&[mock.address()]).with("probes: { every: 1s, cost_max_per_day: \"0.0005\" }");
+    let gateway = with_own_time(setup.with(&notify(&receiver, "")), &time).start();
+    let told = |state: &'static str| {
+        receiver.wait_for(state, |posts| {
+            let told = Receiver::notifications(posts, "probes_held_back");
+            told.into_iter().find(|told| told["state"] == state)
+        })
+    };
+    gateway.wait_for_metric("tollgate_probes_held_back", 1).await;
+    told("begins");
+    let first_day = mock.requests().len();
+    let days = |gateway: &Gateway| {
+        let mut days = std::collections::BTreeMap::<i64, i64>::new();
+        let records = rusqlite::Connection::open(gateway.folder().join("data/records.db")).unwrap();
+        let mut select = records.prepare("SELECT at_ms / 86400000, cost_nano FROM probe").unwrap();
+        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        for (day, cost) in rows.map(|row: rusqlite::Result<(i64, i64)>| row.unwrap()) {
+            *days.entry(day).or_default() += cost;
+        }
+        days
+    };
+    // By one day: what was asked before midnight and after it, if midnight is now, is two days already.
+    std::fs::write(&time, "+1d\n").unwrap();
+    gateway.wait_for_log("probes may cost something again: routes are asked");
+    told("ends");
+    gateway.wait_for_log_times("probes.cost_max_per_day is used up", 2);
+    assert!(mock.requests().len() >= first_day + 2, "routes were asked again");
+    let spent = days(&gateway);
+    assert!(spent.len() >= 2 && spent.values().all(|cost| (60_000..=500_000).contains(cost)), "{spent:?}");
+    let asked = i64::try_from(mock.requests().len()).unwrap();
+    let account = gateway.account(ACCOUNT, asked);
+    let books = rusqlite::Connection::open(gateway.folder().join("data/ledger.db")).unwrap();
+    let booked: (i64, i64) = books
+        .query_row(
+            "SELECT sum(provider_cost), sum(captured + excess) FROM settlement WHERE account = ?1",
+            [account.id],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .unwrap();
+    assert_eq!(booked, (spent.values().sum(), 0), "exactly what was used, and nobody pays");
+    assert!(gateway.ledger_is_right());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_fleet_one_node_probes_and_speaks_and_another_takes_over_when_it_is_killed() {
     let (fleet, receiver) = (Fleet::start().await, Receiver::start().await);

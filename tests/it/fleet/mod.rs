@@ -4,6 +4,7 @@ mod balance;
 mod catalogue;
 mod chaos;
 mod cold_start;
+mod drift;
 mod leaving;
 mod ledger_away;
 mod redis_away;
