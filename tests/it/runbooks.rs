@@ -11,6 +11,7 @@ use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 use regex::Regex;
 use tollgate::cli::Cli;
+use tollgate::notice::Kind;
 use tollgate::ops::tracker::KINDS;
 
 /// The parts of every page, in this order.
@@ -130,6 +131,42 @@ fn every_alert_has_its_page_and_every_page_its_alert() {
 }
 
 #[test]
+fn every_page_names_its_notification_and_every_notification_has_a_page() {
+    let table = read("docs/notifications.md");
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let kinds: BTreeSet<&str> =
+        rows.flat_map(|row| found("`([a-z_]+)`", row.split(" | ").next().unwrap())).collect();
+    let all: BTreeSet<&str> = Kind::ALL.iter().map(|kind| kind.word()).collect();
+    assert_eq!(kinds, all, "docs/notifications.md, and `notice::Kind`");
+    let pages = pages();
+    let mut seen = BTreeSet::new();
+    for (name, text) in &pages {
+        let line = text.lines().nth(4).unwrap_or_default();
+        assert!(line.starts_with("**Notification:** "), "{name}: {line}");
+        let named = found("`([a-z_]+)`", line);
+        assert!(!named.is_empty() || line.contains("none"), "{name}: {line}");
+        for kind in named {
+            assert!(all.contains(kind), "{name}: there is no notification `{kind}`");
+            seen.insert(kind);
+        }
+    }
+    assert_eq!(seen, all, "each is somebody's");
+}
+
+#[test]
+fn whoever_opens_an_incident_is_told_to_close_it() {
+    let mut seen = 0;
+    for (name, text) in pages() {
+        let (before, undo) = text.split_once("\n## Undo\n").unwrap();
+        if before.contains("tollgate incidents open --title") {
+            seen += 1;
+            assert!(undo.contains("tollgate incidents close 7"), "{name}");
+        }
+    }
+    assert!(seen > 5, "{seen}");
+}
+
+#[test]
 fn every_page_has_the_shape_and_is_in_the_index() {
     let index = index();
     for (name, text) in pages() {
@@ -160,14 +197,26 @@ fn every_link_leads_somewhere() {
 /// The words of a command of ours in a line of shell, where there is one.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" # ").next().unwrap();
-    let mut commands = vec![];
-    for part in line.split(['|', ';', '&', '>', '<']) {
-        let mut words = part.split_whitespace().map(|word| word.trim_matches(['"', '\'']).to_owned());
-        if words.next().as_deref() == Some("tollgate") {
-            commands.push(words.collect());
+    let mut commands = vec![vec![]];
+    let mut word = String::new();
+    let mut quote = None;
+    for letter in line.chars().chain([' ']) {
+        match (quote, letter) {
+            (None, '"' | '\'') => quote = Some(letter),
+            (Some(open), _) if open == letter => quote = None,
+            (None, '|' | ';' | '&' | '>' | '<' | ' ') => {
+                if !word.is_empty() {
+                    commands.last_mut().unwrap().push(std::mem::take(&mut word));
+                }
+                if letter != ' ' {
+                    commands.push(vec![]);
+                }
+            }
+            _ => word.push(letter),
         }
     }
-    commands
+    commands.retain(|words| words.first().is_some_and(|first| first == "tollgate"));
+    commands.into_iter().map(|words: Vec<String>| words[1..].to_vec()).collect()
 }
 
 #[test]
