@@ -1,11 +1,24 @@
 //! What a board chooses, learns and refuses, call by call.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use rand_core::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
+use super::attempt::PROBE_POLL;
+use super::standbys::WARM_FOR;
 use super::*;
-use crate::upstream::fleet::{Ask as FleetAsk, HealthWord, Tally};
+use crate::dialect::Operation;
+use crate::preferences::Preferences;
+use crate::route::Sort;
+use crate::status::now::RouteSignal;
+use crate::upstream::failure::{Failure, Timer};
+use crate::upstream::fleet::{
+    Ask as FleetAsk, HealthWord, Heard, Phase, PlaceNews, PlaceWord, RestNews, RestWord, Tally,
+};
+use crate::upstream::rest::{Cause, Standing};
+use crate::upstream::watchdog::{Form, Limit, Timing};
 
 const M: ModelId = ModelId(0);
 
