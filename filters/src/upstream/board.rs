@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! candidates(now, ask)      whom to ask, in which order, and on whom to fall back; or why nobody
+//! further(now, ask, pass)   whom else, when one of those refuses
 //! begin(now, pass, route)   before each attempt: may it go, and with which watchdogs?
 //! answered(now, ticket)     the first meaningful event is in hand
 //! end(now, ticket, outcome) how it ended; answers when the endpoint may be asked again
@@ -28,9 +29,13 @@ mod attempt;
 mod call;
 mod fleet;
 mod glance;
+mod kept;
+mod lane;
 mod layout;
+mod lineup;
 mod order;
 mod pace;
+mod ranks;
 mod stand;
 mod standbys;
 
@@ -48,13 +53,14 @@ use crate::upstream::retry_budget::RetryBudget;
 use crate::upstream::watchdog::Seen;
 use crate::upstream::weight::Health;
 
-pub use call::{Ask, Begun, Ended, Found, Notice, Outcome, Pass, Plan, Ticket};
+pub use call::{Ask, Begun, Ended, Found, Further, Notice, Outcome, Pass, Plan, Ticket};
 pub use glance::{BreakerState, Glance};
 pub use layout::{EndpointSpec, Layout, ModelSpec, Route};
 pub use stand::Stand;
 
 use fleet::Fleet;
 use pace::RouteState;
+use ranks::Ranks;
 
 /// All that a node knows of its upstreams.
 #[derive(Debug)]
@@ -63,6 +69,8 @@ pub struct Board {
     endpoints: Vec<EndpointState>,
     models: Vec<ModelState>,
     routes: HashMap<Route, RouteState>,
+    /// The order of each model's places, from call to call.
+    ranks: Ranks,
     rests: Rests,
     budget: RetryBudget,
     node: NodeFault,
@@ -113,6 +121,7 @@ impl Board {
         let endpoints = layout.endpoints.iter().map(|_| EndpointState::new(now)).collect();
         let models = layout.models.iter().map(|_| ModelState::default()).collect();
         Self {
+            ranks: Ranks::new(&layout),
             layout,
             endpoints,
             models,
@@ -175,8 +184,10 @@ impl Board {
         self.endpoints.get(self.place(endpoint).0)
     }
 
+    /// Whoever gets it may change what the place is worth.
     fn state_mut(&mut self, endpoint: EndpointId) -> Option<&mut EndpointState> {
         let place = self.place(endpoint);
+        self.ranks.touch(place);
         self.endpoints.get_mut(place.0)
     }
 
@@ -220,5 +231,7 @@ impl EndpointState {
     }
 }
 
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

@@ -73,7 +73,9 @@ impl Board {
             model.gate.hold(place, lease_end);
         }
         self.fleet.urgent |= permit.is_probe() || place.is_some();
-        if let Some(state) = self.state_mut(route.endpoint) {
+        // No rank hangs on either.
+        let at = self.place(route.endpoint).0;
+        if let Some(state) = self.endpoints.get_mut(at) {
             state.called = Some(now);
             state.last = Some(route.endpoint);
         }
@@ -110,6 +112,7 @@ impl Board {
         if let Some(credential) = self.credential(ticket.route.endpoint)
             && self.rests.served(now, self.place(ticket.route.endpoint), credential)
         {
+            self.ranks.touch_credential(credential);
             self.tell_of(credential, true);
         }
         if let Some((model, place)) = ticket.place
@@ -169,6 +172,7 @@ impl Board {
 
     /// A credential has been replaced.
     pub fn renewed(&mut self, credential: CredentialId) {
+        self.ranks.touch_credential(credential);
         self.rests.renewed(credential);
     }
 
@@ -272,10 +276,12 @@ impl Board {
         let Some(credential) = self.credential(endpoint) else { return (None, None) };
         match failure {
             Failure::Status(429) => {
+                self.ranks.touch_credential(credential);
                 self.tell_of(credential, false);
                 (Some(self.rests.rate_limited(now, credential, wait)), None)
             }
             Failure::Credential(_) => {
+                self.ranks.touch_credential(credential);
                 self.tell_of(credential, false);
                 let until = self.rests.refused(now, credential);
                 (Some(until), Some(Notice::CredentialAlarm(credential)))
@@ -317,6 +323,7 @@ impl Board {
 
     /// The failures of the last second were the node's: they are forgotten.
     fn take_back(&mut self, now: Instant) {
+        self.ranks.touch_all();
         for state in &mut self.endpoints {
             if let Some(Before { at, health, breaker, generation }) = state.before.take()
                 && now.saturating_duration_since(at) <= TAKE_BACK

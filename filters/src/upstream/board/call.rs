@@ -44,12 +44,21 @@ pub enum Found {
 /// Whom to ask.
 #[derive(Debug)]
 pub struct Plan {
-    /// In this order.
+    /// In this order. Of a model with many places, those that its attempts may get to.
     pub order: Vec<Route>,
     /// On whom to fall back when all of them failed.
     pub fall_backs: Vec<Route>,
     /// The request's pass, for [`super::Board::begin`].
     pub pass: Pass,
+}
+
+/// Whom to ask behind those of a plan.
+#[derive(Debug, Default)]
+pub struct Further {
+    /// In this order.
+    pub order: Vec<Route>,
+    /// On whom to fall back when all of them failed.
+    pub fall_backs: Vec<Route>,
 }
 
 /// A request's right to attempts.
@@ -63,6 +72,8 @@ pub struct Pass {
     pub(super) asked: Vec<EndpointId>,
     /// At the gates of the models that it may try, one each.
     pub(super) places: Vec<(ModelId, PlaceId)>,
+    /// There are others behind those in its plan ([`super::Board::further`]).
+    pub(super) is_cut: bool,
 }
 
 /// One attempt that is under way.

@@ -60,6 +60,7 @@ impl Board {
 
     /// The fleet cannot be heard: from here on this node decides by itself.
     pub fn alone(&mut self) {
+        self.ranks.touch_all();
         self.fleet.present = false;
         for state in &mut self.endpoints {
             state.breaker.untie();
@@ -143,6 +144,7 @@ impl Board {
 
     /// How a credential rests on all nodes; `None`: nobody knows of a rest, or something was served after it.
     pub fn hear_rest(&mut self, now: Instant, credential: CredentialId, word: Option<RestWord>) {
+        self.ranks.touch_credential(credential);
         match word {
             Some(word) => self.rests.hear(now, credential, word),
             None if self.fleet.rests.iter().any(|(untold, _)| *untold == credential) => {}
@@ -218,9 +220,8 @@ impl Board {
         let lately = |state: &ModelState| {
             state.asked.is_some_and(|asked| now.saturating_duration_since(asked) < WARM_FOR)
         };
-        self.layout.models.iter().zip(&self.models).any(|(spec, state)| {
-            lately(state) && spec.routes.iter().any(|endpoint| self.place(*endpoint) == place)
-        })
+        let of_it = self.ranks.models_of(place).iter();
+        of_it.filter_map(|(model, _)| self.models.get(model.0)).any(lately)
     }
 
     pub(super) fn tell_of(&mut self, credential: CredentialId, served: bool) {

@@ -69,22 +69,26 @@ impl Board {
         let routes = self.layout.models.get(model.0).map(|spec| spec.routes.as_slice()).unwrap_or_default();
         let may_drop = ask.preferences.may_drop();
         let stand = |endpoint: &EndpointId| {
-            let (spec, state) = (self.layout.endpoints.get(endpoint.0)?, self.state(*endpoint)?);
             let route = Route { model, endpoint: *endpoint };
-            Some(Stand {
-                route,
-                weight: spec.weight,
-                factor: state.factor(now),
-                has_lost_weight: state.has_lost_weight(now),
-                share: state.share(now),
-                breaker: state.breaker.admission(now),
-                rest: self.rests.standing(now, spec.place, spec.credential),
-                dropped: may_drop
-                    .then(|| ask.preferences.drops(&self.route_facts(route, ask.form)))
-                    .flatten(),
-            })
+            let drops = || ask.preferences.drops(&self.route_facts(route, ask.form));
+            self.stand(now, route, may_drop.then(drops).flatten())
         };
         routes.iter().filter_map(stand).collect()
+    }
+
+    /// Where one route stands.
+    pub(super) fn stand(&self, now: Instant, route: Route, dropped: Option<Dropped>) -> Option<Stand> {
+        let (spec, state) = (self.layout.endpoints.get(route.endpoint.0)?, self.state(route.endpoint)?);
+        Some(Stand {
+            route,
+            weight: spec.weight,
+            factor: state.factor(now),
+            has_lost_weight: state.has_lost_weight(now),
+            share: state.share(now),
+            breaker: state.breaker.admission(now),
+            rest: self.rests.standing(now, spec.place, spec.credential),
+            dropped,
+        })
     }
 
     /// Whether one of these, refused when a plan was made, may be asked like any other by now. The attempt at
@@ -134,9 +138,8 @@ impl Board {
 
     /// Whether an endpoint is the last route of a model.
     pub(super) fn is_needed(&self, now: Instant, endpoint: EndpointId) -> bool {
-        let models = self.layout.models.iter().enumerate();
-        let of_it = models.filter(|(_, spec)| spec.routes.contains(&endpoint));
-        of_it.into_iter().any(|(at, _)| !self.another_admits(now, ModelId(at), Some(endpoint)))
+        let of_it = self.ranks.models_of(self.place(endpoint)).iter();
+        of_it.into_iter().any(|(model, _)| !self.another_admits(now, *model, Some(endpoint)))
     }
 
     pub(super) fn another_admits(&self, now: Instant, model: ModelId, but: Option<EndpointId>) -> bool {
