@@ -134,7 +134,7 @@ fn layout(routes: usize) -> Layout {
 }
 
 /// Whom a call asks, of so many routes of its model.
-#[bench(args = [1, 10, 1000])]
+#[bench(args = [1, 10, 200, 1000])]
 fn route_choice(bencher: Bencher, routes: usize) {
     let now = Instant::now();
     let (mut board, mut rng) = (Board::new(now, layout(routes)), Pcg64Mcg::seed_from_u64(1));

@@ -50,7 +50,6 @@ use crate::upstream::last_resort::LastResort;
 use crate::upstream::node_fault::NodeFault;
 use crate::upstream::rest::Rests;
 use crate::upstream::retry_budget::RetryBudget;
-use crate::upstream::watchdog::Seen;
 use crate::upstream::weight::Health;
 
 pub use call::{Ask, Begun, Ended, Found, Further, Notice, Outcome, Pass, Plan, Ticket};
@@ -59,7 +58,7 @@ pub use layout::{EndpointSpec, Layout, ModelSpec, Route};
 pub use stand::Stand;
 
 use fleet::Fleet;
-use pace::RouteState;
+use pace::{RouteState, Wide};
 use ranks::Ranks;
 
 /// All that a node knows of its upstreams.
@@ -111,7 +110,8 @@ struct ModelState {
     claim: Claim,
     /// Somebody has been refused for want of the claim.
     wants_claim: bool,
-    wide: [Option<(Instant, Seen)>; 2],
+    /// By the form of answers.
+    wide: [Wide; 2],
 }
 
 impl Board {
@@ -153,6 +153,7 @@ impl Board {
             let ids = ((EndpointId(old_at), old.credential), (EndpointId(at), spec.credential));
             new.rests.adopt(&self.rests, ids.0, ids.1);
         }
+        let mut adopted: Vec<(Route, &RouteState)> = vec![];
         for (at, model) in new.layout.models.iter().enumerate() {
             let Some(old_at) = old_model(model) else { continue };
             for endpoint in &model.routes {
@@ -160,10 +161,11 @@ impl Board {
                 let Some(old_endpoint) = name.and_then(old_endpoint) else { continue };
                 let old = Route { model: ModelId(old_at), endpoint: EndpointId(old_endpoint) };
                 if let Some(state) = self.routes.get(&old) {
-                    new.routes.insert(Route { model: ModelId(at), endpoint: *endpoint }, state.clone());
+                    adopted.push((Route { model: ModelId(at), endpoint: *endpoint }, state));
                 }
             }
         }
+        adopted.into_iter().for_each(|(route, state)| new.adopt(route, state));
         new.budget = self.budget.clone();
         new.fleet.present = self.fleet.present;
         new

@@ -124,7 +124,7 @@ impl Board {
             provider: spec.map_or("", |spec| spec.provider.as_str()),
             price: spec.and_then(|spec| spec.price),
             latency: state.and_then(|state| state.paces.get(index(form))?.median),
-            tokens_per_second: state.and_then(|state| state.speed.as_ref()?.merged_as_it_is().quantile(500)),
+            tokens_per_second: state.and_then(|state| state.speed.as_ref()?.all().quantile(500)),
             parameters: spec.and_then(|spec| spec.parameters.as_deref()),
         }
     }
