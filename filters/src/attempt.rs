@@ -132,6 +132,30 @@ impl Planner {
         self
     }
 
+    /// Everybody that it was made of, tried or not.
+    #[must_use]
+    pub fn known(&self) -> Vec<EndpointId> {
+        let current = self.current.iter().chain(&self.again).map(|again| again.endpoint);
+        self.order.iter().copied().chain(current).collect()
+    }
+
+    /// Goes on with others behind those it was made of, and falls back on `refused` behind them; one of its own was
+    /// refused, so that its attempts may get beyond them. `place`: as for [`Self::in_places`].
+    pub fn goes_on(
+        &mut self,
+        now: Instant,
+        order: &[EndpointId],
+        refused: &[EndpointId],
+        place: impl Fn(EndpointId) -> EndpointId,
+    ) {
+        self.order.extend(order);
+        let line =
+            |endpoint: &EndpointId| Again { endpoint: *endpoint, at: now, failures: 0, waited_for: false };
+        self.again.extend(refused.iter().map(line));
+        let placed = order.iter().chain(refused).map(|endpoint| (*endpoint, place(*endpoint)));
+        self.places.extend(placed.filter(|(endpoint, place)| endpoint != place));
+    }
+
     /// The next attempt. Counts it as made, or the wait as waited.
     pub fn next_attempt(&mut self, now: Instant) -> NextAttempt {
         let next = self.peek(now);
@@ -353,6 +377,32 @@ mod tests {
     fn planner(candidates: usize, attempts_max: u32, now: Instant, whole: Duration) -> Planner {
         let order = (0..candidates).map(EndpointId).collect();
         Planner::new(order, attempts_max, Deadline::new(now, whole))
+    }
+
+    #[test]
+    fn a_plan_that_goes_on_tries_the_others_and_its_last_one_is_last_no_more() {
+        let now = Instant::now();
+        let mut rng = Pcg64Mcg::seed_from_u64(1);
+        let mut plan = planner(2, 5, now, Duration::from_secs(60));
+        let next = |plan: &mut Planner| match plan.next_attempt(now) {
+            NextAttempt::Try { endpoint, last, .. } => (endpoint.0, last),
+            other @ (NextAttempt::WaitUntil(_) | NextAttempt::Stop(_)) => panic!("{other:?}"),
+        };
+        assert_eq!(next(&mut plan), (0, false));
+        plan.refused(now, None);
+        assert_eq!(plan.known(), [EndpointId(0), EndpointId(1)]);
+        plan.goes_on(now, &[2, 3, 4].map(EndpointId), &[EndpointId(5)], |id| {
+            if id.0 == 3 { EndpointId(2) } else { id }
+        });
+        assert_eq!(next(&mut plan), (1, false), "others are behind it");
+        plan.failed(now, &Failure::Status(500), None, &mut rng);
+        assert_eq!(next(&mut plan), (2, false));
+        plan.failed(now, &Failure::Status(500), None, &mut rng);
+        assert_eq!(next(&mut plan), (4, false), "another place before the same one");
+        plan.failed(now, &Failure::Status(500), None, &mut rng);
+        assert_eq!(next(&mut plan), (3, true));
+        plan.refused(now, None);
+        assert_eq!(next(&mut plan).0, 5, "and who is refused at the end");
     }
 
     #[test]

@@ -59,9 +59,7 @@ pub struct Candidate {
 pub fn order(candidates: &mut [Candidate], rng: &mut impl RngCore) {
     // Fisher-Yates first: the stable sort then keeps equals in their shuffled order.
     for last in (1..candidates.len()).rev() {
-        let range = u64::try_from(last).unwrap_or(u64::MAX).saturating_add(1);
-        let pick = usize::try_from(rng.next_u64() % range).unwrap_or(last);
-        candidates.swap(last, pick);
+        candidates.swap(last, below(last + 1, rng));
     }
     candidates.sort_by(|a, b| b.weight.total_cmp(&a.weight));
 }
@@ -88,6 +86,13 @@ pub fn weight_in_share(weight: f64, share: f64, rng: &mut impl RngCore) -> f64 {
     if share >= 1.0 || fraction(rng) < share { weight } else { weight * STAND_BACK }
 }
 
+/// A whole number below this one, which is not 0.
+#[must_use]
+pub fn below(number: usize, rng: &mut impl RngCore) -> usize {
+    let range = u64::try_from(number).unwrap_or(u64::MAX).max(1);
+    usize::try_from(rng.next_u64() % range).unwrap_or_default()
+}
+
 /// Which calls of one model explore.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Explorer {
@@ -106,10 +111,15 @@ impl Explorer {
         due
     }
 
-    /// Whether the call that comes now should try a preferred route that lost its place.
+    /// Whether it is long enough ago that a call has tried a preferred route that lost its place.
+    #[must_use]
+    pub fn may_return(&self, now: Instant) -> bool {
+        self.last_return.is_none_or(|last| now.saturating_duration_since(last) >= RETURN_EVERY)
+    }
+
+    /// Whether the call that comes now should try one.
     pub fn return_is_due(&mut self, now: Instant, rng: &mut impl RngCore) -> bool {
-        let rested = self.last_return.is_none_or(|last| now.saturating_duration_since(last) >= RETURN_EVERY);
-        let due = rested && fraction(rng) < RETURN_PART;
+        let due = self.may_return(now) && fraction(rng) < RETURN_PART;
         if due {
             self.last_return = Some(now);
         }
@@ -117,8 +127,8 @@ impl Explorer {
     }
 }
 
-/// Puts the candidate at `place` before all others, which keep their order.
-pub fn begin_with(candidates: &mut [Candidate], place: usize) {
+/// Puts the one at `place` before all others, which keep their order.
+pub fn begin_with<T>(candidates: &mut [T], place: usize) {
     if let Some(head) = candidates.get_mut(..=place) {
         head.rotate_right(1);
     }

@@ -107,6 +107,12 @@ impl Snapshot {
         self.catalogue.endpoints.get(id.0).ok_or_else(unknown)
     }
 
+    /// The first endpoint of the place that an endpoint is at.
+    #[must_use]
+    pub fn place(&self, id: EndpointId) -> EndpointId {
+        self.catalogue.endpoints.get(id.0).map_or(id, |endpoint| endpoint.place)
+    }
+
     /// Reads every credential that is in a file again, and forgets what was held against those that changed. It
     /// waits for the disk.
     pub fn reread_credentials(&self) {

@@ -12,7 +12,8 @@ use filters::explain::{Explanation, HoldLines, explain};
 use filters::ids::{CredentialId, EndpointId, ModelId};
 use filters::status::now::RouteSignal;
 use filters::upstream::board::{
-    Ask, Begun, Board, EndpointSpec, Found, Glance, Layout, ModelSpec, Notice, Outcome, Pass, Route, Ticket,
+    Ask, Begun, Board, EndpointSpec, Found, Further, Glance, Layout, ModelSpec, Notice, Outcome, Pass, Route,
+    Ticket,
 };
 use filters::upstream::watchdog::{Form, Limits, Timing};
 
@@ -155,6 +156,12 @@ impl Upstreams {
             }
             found @ (Found::Plan(_) | Found::AllRefused { gate: None, .. } | Found::NoneFits(_)) => found,
         }
+    }
+
+    /// Whom to ask beyond those `known` of a plan, once one of them refuses.
+    #[must_use]
+    pub fn further(&self, ask: &Ask<'_>, pass: &mut Pass, known: &[EndpointId]) -> Further {
+        entropy::with_rng(|rng| self.with_board(|board, now| board.further(now, ask, pass, known, rng)))
     }
 
     /// What is between calls and other nodes.

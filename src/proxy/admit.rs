@@ -67,7 +67,7 @@ impl Gateway {
         let deadline = Deadline::new(now, snapshot.routing.deadline);
         let planner = Planner::new(ids(&plan.order), snapshot.routing.attempts_max, deadline)
             .falling_back_on(now, ids(&plan.fall_backs))
-            .in_places(|id| snapshot.catalogue.endpoints.get(id.0).map_or(id, |endpoint| endpoint.place));
+            .in_places(|id| snapshot.place(id));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
         Ok(Call {
             operation,

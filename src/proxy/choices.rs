@@ -91,7 +91,11 @@ impl Choices {
 
     /// The one whose route an endpoint is.
     pub(super) fn of(&self, endpoint: EndpointId) -> Option<&Choice> {
-        self.all.iter().find(|choice| choice.model.routes.contains(&endpoint))
+        // Of a call that names one model every route is that one's, and there may be a thousand.
+        match self.all.as_slice() {
+            [only] => Some(only),
+            all => all.iter().find(|choice| choice.model.routes.contains(&endpoint)),
+        }
     }
 
     /// The hold: for the dearest of them.

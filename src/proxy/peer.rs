@@ -10,7 +10,7 @@ use filters::exhausted::{Tried, verdict};
 use filters::hold;
 use filters::ids::EndpointId;
 use filters::meter::Ceiling;
-use filters::upstream::board::{Outcome, Route};
+use filters::upstream::board::{Ask, Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::watchdog::Form;
 use filters::verdict::{Rejection, UpstreamError};
@@ -61,6 +61,7 @@ impl Gateway {
                 Asked::Go(leg) => leg,
                 Asked::Refused(until) => {
                     call.planner.refused(now, until);
+                    go_further(call, now);
                     call.decided(&self.recorder, &request_id, now, &refused(id, "breaker", true));
                     continue;
                 }
@@ -243,6 +244,21 @@ fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
         Some(pass) => call.snapshot.upstreams.begin(pass, route, form, last),
         None => Asked::Refused(None),
     }
+}
+
+/// A plan names as many as its attempts get to. One of them refuses by now: the others come behind them.
+fn go_further(call: &mut Call, now: Instant) {
+    let Some(pass) = &mut call.pass else { return };
+    let ask = Ask {
+        models: &call.choices.ids(),
+        form: if call.facts.stream { Form::Stream } else { Form::Whole },
+        prompt_tokens: call.own_input,
+        preferences: &call.facts.preferences,
+    };
+    let further = call.snapshot.upstreams.further(&ask, pass, &call.planner.known());
+    let ids = |routes: &[Route]| routes.iter().map(|route| route.endpoint).collect::<Vec<_>>();
+    let place = |id| call.snapshot.place(id);
+    call.planner.goes_on(now, &ids(&further.order), &ids(&further.fall_backs), place);
 }
 
 fn attempt(

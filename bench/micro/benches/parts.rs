@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use divan::counter::BytesCount;
@@ -18,9 +18,9 @@ use filters::purse::{EndHold, Purse, Reserve};
 use filters::route::Sort;
 use filters::stream::sse::Scanner;
 use filters::stream::usage::Usage;
-use filters::upstream::board::{Ask, Board, EndpointSpec, Found, Layout, ModelSpec};
+use filters::upstream::board::{Ask, Begun, Board, EndpointSpec, Found, Layout, ModelSpec, Outcome};
 use filters::upstream::sketch::Sketch;
-use filters::upstream::watchdog::{Form, Limit};
+use filters::upstream::watchdog::{Form, Limit, Timing};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::SeedableRng as _;
 
@@ -134,15 +134,38 @@ fn layout(routes: usize) -> Layout {
 }
 
 /// Whom a call asks, of so many routes of its model.
-#[bench(args = [1, 10, 1000])]
+#[bench(args = [1, 10, 200, 1000])]
 fn route_choice(bencher: Bencher, routes: usize) {
     let now = Instant::now();
     let (mut board, mut rng) = (Board::new(now, layout(routes)), Pcg64Mcg::seed_from_u64(1));
     let preferences = Preferences::default();
-    let ask = Ask { models: &[ModelId(0)], form: Form::Stream, prompt_tokens: 300, preferences: &preferences };
+    let ask =
+        Ask { models: &[ModelId(0)], form: Form::Stream, prompt_tokens: 300, preferences: &preferences };
     bencher.bench_local(|| match board.candidates(now, black_box(&ask), &mut rng) {
         Found::Plan(plan) => board.finish(black_box(plan).pass),
         Found::AllRefused { .. } | Found::NoneFits(_) => panic!("somebody can be asked"),
+    });
+}
+
+/// All that the board does for a call that is served, a thousand calls a second: choice, attempt, what it teaches.
+#[bench(args = [1, 10, 200, 1000], sample_count = 20, sample_size = 2000)]
+fn served_call(bencher: Bencher, routes: usize) {
+    let mut now = Instant::now();
+    let (mut board, mut rng) = (Board::new(now, layout(routes)), Pcg64Mcg::seed_from_u64(1));
+    let preferences = Preferences::default();
+    let ask =
+        Ask { models: &[ModelId(0)], form: Form::Stream, prompt_tokens: 300, preferences: &preferences };
+    bencher.bench_local(|| {
+        now += Duration::from_millis(1);
+        let Found::Plan(mut plan) = board.candidates(now, black_box(&ask), &mut rng) else {
+            panic!("all is well")
+        };
+        let begun = board.begin(now, &mut plan.pass, plan.order[0], false, &mut rng);
+        let Begun::Go { mut ticket, .. } = begun else { panic!("all is well") };
+        let took = Some(Duration::from_millis(300));
+        board.answered(now, &mut ticket, Timing { head: took, event: took }, &mut rng);
+        board.end(now, ticket, Outcome::Served { tokens_per_second: Some(50) }, &mut rng);
+        board.finish(plan.pass);
     });
 }
 
@@ -181,7 +204,38 @@ fn admit_and_settle(bencher: Bencher, open: u128) {
         }
         reserve(&mut purse, now, id);
         let cost = Amount::from_nano(250_000);
-        let end = EndHold { hold: HoldId(id), held, key, model: "gpt-4o-mini", cost, tokens: 500, left: None };
+        let end =
+            EndHold { hold: HoldId(id), held, key, model: "gpt-4o-mini", cost, tokens: 500, left: None };
         black_box(purse.end(now, &end));
+    });
+}
+
+/// The first hold of a key, placed and ended in memory, where so many of its account have been used before.
+#[bench(args = [1, 100_000], sample_count = 1000)]
+fn first_hold_of_a_key(bencher: Bencher, used: u128) {
+    let (scopes, models) = (scopes(), ["gpt-4o-mini".to_owned()]);
+    let mut purse = Purse::default();
+    purse.grant(Amount::from_nano(1 << 60));
+    let held = Amount::from_nano(1_000_000);
+    let now = Now { ms: 1 << 30, unix_ms: 1_700_000_000_000 };
+    let mut call = |id: u128| {
+        let mut digest = [7; 32];
+        digest[..16]
+            .copy_from_slice(&id.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835).to_be_bytes());
+        let (hold, key) = (HoldId(id), KeyDigest(digest));
+        let want = Want { tokens: 1300, amount: held };
+        black_box(
+            purse.reserve(now, &Reserve { hold, key, models: &models, scopes: &scopes, want }).unwrap(),
+        );
+        let cost = Amount::from_nano(250_000);
+        black_box(
+            purse.end(now, &EndHold { hold, held, key, model: "gpt-4o-mini", cost, tokens: 500, left: None }),
+        );
+    };
+    (0..used).for_each(&mut call);
+    let mut id = used;
+    bencher.bench_local(|| {
+        id += 1;
+        call(id);
     });
 }

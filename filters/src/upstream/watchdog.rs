@@ -19,6 +19,7 @@
 //! Deliberately absent: the timers themselves, and the exemption of the last viable candidate (the
 //! planner says who is last; the board then gives no limit: killing the only route helps nobody).
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::upstream::sketch::{Sketch, Window};
@@ -130,7 +131,7 @@ impl Bounds {
 
     /// p99 × 1.5 of a sketch, if it has samples enough.
     fn learn(&self, sketch: &Sketch) -> Option<Duration> {
-        let p99 = sketch.quantile(P99).filter(|_| sketch.count() >= SAMPLES_MIN)?;
+        let p99 = if sketch.count() >= SAMPLES_MIN { sketch.quantile(P99)? } else { return None };
         Some(Duration::from_millis(p99.saturating_mul(3).div_ceil(2)).clamp(self.min, self.max))
     }
 }
@@ -166,68 +167,126 @@ struct Pair {
     event: Window,
 }
 
-/// The same as sketches at one moment, per class: what the limits are computed from.
-#[derive(Clone, Debug)]
+/// The same of all endpoints of a model together, kept up with each of them.
+#[derive(Clone, Debug, Default)]
 pub struct Seen {
-    classes: Vec<(Sketch, Sketch)>,
+    classes: [Option<Box<Sketches>>; CLASSES],
 }
 
-impl Default for Seen {
-    fn default() -> Self {
-        Self { classes: vec![(Sketch::default(), Sketch::default()); CLASSES] }
-    }
+/// To the head and to the first event.
+#[derive(Clone, Debug, Default)]
+struct Sketches {
+    head: Sketch,
+    event: Sketch,
 }
 
 impl Timings {
-    /// Notes an answer.
-    pub fn record(&mut self, now: Instant, class: PromptClass, timing: Timing) {
+    /// Notes an answer, here and among those of all endpoints.
+    pub fn record(&mut self, now: Instant, class: PromptClass, timing: Timing, everywhere: &mut Seen) {
         let Some(slot) = self.classes.get_mut(class.index()) else { return };
         let pair =
             slot.get_or_insert_with(|| Box::new(Pair { head: Window::new(now), event: Window::new(now) }));
-        if let Some(head) = timing.head {
-            pair.head.record(now, millis(head));
-        }
-        if let Some(event) = timing.event {
-            pair.event.record(now, millis(event));
+        let Some(sum) = everywhere.classes.get_mut(class.index()) else { return };
+        let sum = sum.get_or_insert_default();
+        let Pair { head, event } = pair.as_mut();
+        for (window, sum, took) in [(head, &mut sum.head, timing.head), (event, &mut sum.event, timing.event)]
+        {
+            let Some(took) = took.map(millis) else { continue };
+            window.record(now, took).iter().for_each(|old| sum.take_out(old));
+            sum.record(took);
         }
     }
 
-    /// What was seen lately.
-    #[must_use]
-    pub fn seen(&mut self, now: Instant) -> Seen {
-        let classes = self.classes.iter_mut().map(|slot| match slot {
-            Some(pair) => (pair.head.merged(now), pair.event.merged(now)),
-            None => (Sketch::default(), Sketch::default()),
-        });
-        Seen { classes: classes.collect() }
-    }
-}
-
-impl Seen {
-    /// Adds what was seen elsewhere.
-    pub fn merge(&mut self, other: &Self) {
-        for ((head, event), (more_head, more_event)) in self.classes.iter_mut().zip(&other.classes) {
-            head.merge(more_head);
-            event.merge(more_event);
+    /// Forgets what is too old, here and among those of all endpoints.
+    pub fn forget(&mut self, now: Instant, everywhere: &mut Seen) {
+        for (pair, sum) in self.classes.iter_mut().zip(&mut everywhere.classes) {
+            let (Some(Pair { head, event }), Some(sum)) = (pair.as_deref_mut(), sum) else { continue };
+            head.forget(now).iter().for_each(|old| sum.head.take_out(old));
+            event.forget(now).iter().for_each(|old| sum.event.take_out(old));
         }
     }
 
     /// The usual time to the first event over all classes.
     #[must_use]
     pub fn median(&self) -> Option<Duration> {
-        let mut all = Sketch::default();
-        self.classes.iter().for_each(|(_, event)| all.merge(event));
-        all.quantile(P50).map(Duration::from_millis)
+        let events = self.classes.iter().flatten().map(|pair| pair.event.all());
+        let mut all: Option<Cow<'_, Sketch>> = None;
+        events.for_each(|sketch| add(&mut all, sketch));
+        all?.quantile(P50).map(Duration::from_millis)
     }
 
-    /// This class and the larger ones as one.
-    fn this_class_up(&self, class: usize) -> (Sketch, Sketch) {
-        let mut sum = (Sketch::default(), Sketch::default());
-        for (head, event) in self.classes.iter().skip(class) {
-            sum.0.merge(head);
-            sum.1.merge(event);
+    fn sketch(&self, class: usize, of: Of) -> Option<&Sketch> {
+        let pair = self.classes.get(class)?.as_deref()?;
+        Some(match of {
+            Of::Head => pair.head.all(),
+            Of::Event => pair.event.all(),
+        })
+    }
+}
+
+impl Seen {
+    /// Adds those of one more endpoint.
+    pub fn add(&mut self, timings: &Timings) {
+        for (sum, pair) in self.classes.iter_mut().zip(&timings.classes) {
+            let Some(Pair { head, event }) = pair.as_deref() else { continue };
+            let sum = sum.get_or_insert_default();
+            sum.head.merge(head.all());
+            sum.event.merge(event.all());
         }
-        sum
+    }
+
+    fn sketch(&self, class: usize, of: Of) -> Option<&Sketch> {
+        let sum = self.classes.get(class)?.as_deref()?;
+        Some(match of {
+            Of::Head => &sum.head,
+            Of::Event => &sum.event,
+        })
+    }
+}
+
+/// Which of the two times.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    Head,
+    Event,
+}
+
+/// What a class has taught alone, and together with the larger ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct Learnt {
+    alone: Option<Duration>,
+    up: Option<Duration>,
+}
+
+/// What all classes have taught. Most routes have seen one or two of them.
+fn learnt<'s>(bounds: &Bounds, sketch: impl Fn(usize) -> Option<&'s Sketch>) -> [Learnt; CLASSES] {
+    let mut all = [Learnt::default(); CLASSES];
+    let mut up: Option<Cow<'s, Sketch>> = None;
+    let mut above = Learnt::default();
+    for (class, learnt) in all.iter_mut().enumerate().rev() {
+        let own = sketch(class).filter(|sketch| sketch.count() > 0);
+        let alone = own.and_then(|sketch| bounds.learn(sketch));
+        above = match own {
+            None => Learnt { alone: None, ..above },
+            Some(sketch) if up.is_none() => {
+                add(&mut up, sketch);
+                Learnt { alone, up: alone }
+            }
+            Some(sketch) => {
+                add(&mut up, sketch);
+                Learnt { alone, up: up.as_deref().and_then(|up| bounds.learn(up)) }
+            }
+        };
+        *learnt = above;
+    }
+    all
+}
+
+/// Adds one sketch to a sum, which is copied for the second one alone.
+fn add<'s>(sum: &mut Option<Cow<'s, Sketch>>, sketch: &'s Sketch) {
+    match sum {
+        None => *sum = Some(Cow::Borrowed(sketch)),
+        Some(sum) => sum.to_mut().merge(sketch),
     }
 }
 
@@ -238,23 +297,25 @@ pub struct Table([Limits; CLASSES]);
 impl Table {
     /// Learns from what this route has shown (`own`) and what the model has shown everywhere (`wide`).
     #[must_use]
-    pub fn learn(own: &Seen, wide: &Seen, form: Form, reasoning: bool) -> Self {
-        let (head, event) = (Bounds::head(form, reasoning), Bounds::event(form, reasoning));
-        let mut before = Limits { head: Duration::ZERO, event: Duration::ZERO };
-        Self(std::array::from_fn(|class| {
-            let alone = own.classes.get(class).cloned().unwrap_or_default();
-            let chain = [alone, own.this_class_up(class)];
-            let borrowed = wide.this_class_up(class);
-            let limit = |bounds: &Bounds, of: fn(&(Sketch, Sketch)) -> &Sketch| {
-                let own = chain.iter().find_map(|pair| bounds.learn(of(pair)));
-                let borrowed = || bounds.learn(of(&borrowed)).map(|limit| limit.max(bounds.cold));
-                own.or_else(borrowed).unwrap_or(bounds.cold)
-            };
-            before = Limits {
-                head: limit(&head, |pair| &pair.0).max(before.head),
-                event: limit(&event, |pair| &pair.1).max(before.event),
-            };
-            before
+    pub fn learn(own: &Timings, wide: &Seen, form: Form, reasoning: bool) -> Self {
+        let limits = |bounds: &Bounds, of: Of| {
+            let own = learnt(bounds, |class| own.sketch(class, of));
+            let borrowed = learnt(bounds, |class| wide.sketch(class, of));
+            let mut before = Duration::ZERO;
+            own.into_iter()
+                .zip(borrowed)
+                .map(move |(own, borrowed)| {
+                    let borrowed = borrowed.up.map(|limit| limit.max(bounds.cold));
+                    before = own.alone.or(own.up).or(borrowed).unwrap_or(bounds.cold).max(before);
+                    before
+                })
+                .collect::<Vec<_>>()
+        };
+        let head = limits(&Bounds::head(form, reasoning), Of::Head);
+        let event = limits(&Bounds::event(form, reasoning), Of::Event);
+        Self(std::array::from_fn(|class| Limits {
+            head: head.get(class).copied().unwrap_or(Duration::MAX),
+            event: event.get(class).copied().unwrap_or(Duration::MAX),
         }))
     }
 
@@ -292,13 +353,13 @@ mod tests {
         let mut timings = Timings::default();
         for ms in millis {
             let took = Some(Duration::from_millis(*ms));
-            timings.record(now, class, Timing { head: took, event: took });
+            timings.record(now, class, Timing { head: took, event: took }, &mut Seen::default());
         }
         timings
     }
 
-    fn auto(own: &mut Timings, wide: &Seen, now: Instant, class: PromptClass) -> Limits {
-        Table::learn(&own.seen(now), wide, Form::Stream, false).limits(class, Limit::Auto, Limit::Auto)
+    fn auto(own: &Timings, wide: &Seen, class: PromptClass) -> Limits {
+        Table::learn(own, wide, Form::Stream, false).limits(class, Limit::Auto, Limit::Auto)
     }
 
     #[test]
@@ -315,18 +376,18 @@ mod tests {
     fn a_learnt_limit_is_half_as_much_again_as_the_p99() {
         let now = Instant::now();
         let values: Vec<_> = (0..1000).map(|n| if n < 989 { 800 } else { 2_000 }).collect();
-        let limits = auto(&mut fed(now, PromptClass::Under1k, &values), &Seen::default(), now, ALL[0]);
+        let limits = auto(&fed(now, PromptClass::Under1k, &values), &Seen::default(), ALL[0]);
         assert!((3_000..3_300).contains(&millis(limits.event)), "{limits:?}");
     }
 
     #[test]
     fn limits_stay_within_their_bounds() {
         let now = Instant::now();
-        let fast = auto(&mut fed(now, ALL[0], &[3; 60]), &Seen::default(), now, ALL[0]);
+        let fast = auto(&fed(now, ALL[0], &[3; 60]), &Seen::default(), ALL[0]);
         assert_eq!((fast.head, fast.event), (Duration::from_millis(50), Duration::from_secs(1)));
-        let slow = auto(&mut fed(now, ALL[0], &[99_000; 60]), &Seen::default(), now, ALL[0]);
+        let slow = auto(&fed(now, ALL[0], &[99_000; 60]), &Seen::default(), ALL[0]);
         assert_eq!((slow.head, slow.event), (Duration::from_secs(30), Duration::from_secs(30)));
-        let thinks = fed(now, ALL[0], &[110_000; 60]).seen(now);
+        let thinks = fed(now, ALL[0], &[110_000; 60]);
         let limits = Table::learn(&thinks, &Seen::default(), Form::Stream, true).limits(
             ALL[0],
             Limit::Auto,
@@ -338,26 +399,30 @@ mod tests {
     #[test]
     fn fifty_samples_are_needed_before_a_route_is_believed() {
         let now = Instant::now();
-        let few = auto(&mut fed(now, ALL[0], &[100; 49]), &Seen::default(), now, ALL[0]);
+        let few = auto(&fed(now, ALL[0], &[100; 49]), &Seen::default(), ALL[0]);
         assert_eq!(few.event, Duration::from_secs(5), "the constant");
-        let enough = auto(&mut fed(now, ALL[0], &[100; 50]), &Seen::default(), now, ALL[0]);
+        let enough = auto(&fed(now, ALL[0], &[100; 50]), &Seen::default(), ALL[0]);
         assert_eq!(enough.event, Duration::from_secs(1));
     }
 
     #[test]
     fn a_cold_class_learns_from_larger_ones_but_not_from_smaller_ones() {
         let now = Instant::now();
-        let mut large = fed(now, PromptClass::Under64k, &[2_000; 60]);
-        assert!(auto(&mut large, &Seen::default(), now, ALL[0]).event < Duration::from_millis(3_300));
-        let mut small = fed(now, PromptClass::Under1k, &[700; 60]);
-        assert_eq!(auto(&mut small, &Seen::default(), now, PromptClass::More).event, Duration::from_secs(5));
+        let large = fed(now, PromptClass::Under64k, &[2_000; 60]);
+        assert!(auto(&large, &Seen::default(), ALL[0]).event < Duration::from_millis(3_300));
+        let small = fed(now, PromptClass::Under1k, &[700; 60]);
+        assert_eq!(auto(&small, &Seen::default(), PromptClass::More).event, Duration::from_secs(5));
     }
 
     #[test]
     fn what_other_endpoints_teach_only_lengthens_the_constant() {
         let now = Instant::now();
-        let wide = |ms| fed(now, ALL[0], &[ms; 60]).seen(now);
-        let cold = |wide: Seen| auto(&mut Timings::default(), &wide, now, ALL[0]).event;
+        let wide = |ms| {
+            let mut wide = Seen::default();
+            wide.add(&fed(now, ALL[0], &[ms; 60]));
+            wide
+        };
+        let cold = |wide: Seen| auto(&Timings::default(), &wide, ALL[0]).event;
         assert_eq!(cold(wide(100)), Duration::from_secs(5));
         assert!(cold(wide(10_000)) > Duration::from_secs(14));
     }
@@ -366,7 +431,7 @@ mod tests {
     fn reasoning_models_and_whole_answers_start_with_more_time() {
         let none = Seen::default();
         let cold = |form, reasoning| {
-            Table::learn(&none, &none, form, reasoning)
+            Table::learn(&Timings::default(), &none, form, reasoning)
                 .limits(ALL[0], Limit::Auto, Limit::Auto)
                 .event
                 .as_secs()
@@ -378,7 +443,7 @@ mod tests {
     #[test]
     fn a_fixed_limit_is_taken_as_it_is() {
         let none = Seen::default();
-        let table = Table::learn(&none, &none, Form::Stream, false);
+        let table = Table::learn(&Timings::default(), &none, Form::Stream, false);
         let fixed = table.limits(ALL[0], Limit::Fixed(Duration::from_millis(50)), Limit::Auto);
         assert_eq!((fixed.head, fixed.event), (Duration::from_millis(50), Duration::from_secs(5)));
     }
@@ -387,18 +452,39 @@ mod tests {
     fn calls_that_were_cut_keep_the_limit_from_cutting_itself_down() {
         let now = Instant::now();
         let mut timings = fed(now, ALL[0], &[1_000; 200]);
-        let mut limit = auto(&mut timings, &Seen::default(), now, ALL[0]).event;
+        let mut limit = auto(&timings, &Seen::default(), ALL[0]).event;
         let before = limit;
         // Everything is four times as slow now: each cut is a sample at the limit.
         for _ in 0..200 {
             let took = Duration::from_millis(4_000).min(limit);
-            timings.record(now, ALL[0], Timing { head: Some(took), event: Some(took) });
-            limit = auto(&mut timings, &Seen::default(), now, ALL[0]).event;
+            timings.record(now, ALL[0], Timing { head: Some(took), event: Some(took) }, &mut Seen::default());
+            limit = auto(&timings, &Seen::default(), ALL[0]).event;
         }
         assert!(before < Duration::from_secs(2) && limit >= Duration::from_secs(6), "{before:?} {limit:?}");
     }
 
     proptest! {
+        #[test]
+        fn what_a_model_has_shown_is_what_its_endpoints_have_shown_together(
+            samples in prop::collection::vec((0_usize..3, 0_usize..CLASSES, 0_u64..9_000, 0_u64..90_000), 0..300),
+        ) {
+            let mut now = Instant::now();
+            let (mut everywhere, mut all) = (Seen::default(), [(); 3].map(|()| Timings::default()));
+            for (endpoint, class, ms, wait) in samples {
+                now += Duration::from_millis(wait);
+                let took = Some(Duration::from_millis(ms));
+                all[endpoint].record(now, ALL[class], Timing { head: took, event: None }, &mut everywhere);
+            }
+            all.iter_mut().for_each(|timings| timings.forget(now, &mut everywhere));
+            let mut sum = Seen::default();
+            all.iter().for_each(|timings| sum.add(timings));
+            for class in 0..CLASSES {
+                for of in [Of::Head, Of::Event] {
+                    prop_assert_eq!(sum.sketch(class, of), everywhere.sketch(class, of));
+                }
+            }
+        }
+
         #[test]
         fn larger_classes_never_get_less(
             samples in prop::collection::vec((0_usize..CLASSES, 0_u64..200_000), 0..400),
@@ -408,10 +494,10 @@ mod tests {
             let mut timings = Timings::default();
             for (class, ms) in samples {
                 let took = Some(Duration::from_millis(ms));
-                timings.record(now, ALL[class], Timing { head: took, event: took });
+                timings.record(now, ALL[class], Timing { head: took, event: took }, &mut Seen::default());
             }
             let form = if whole { Form::Whole } else { Form::Stream };
-            let table = Table::learn(&timings.seen(now), &Seen::default(), form, reasoning);
+            let table = Table::learn(&timings, &Seen::default(), form, reasoning);
             let limits = ALL.map(|class| table.limits(class, Limit::Auto, Limit::Auto));
             for pair in limits.windows(2) {
                 prop_assert!(pair[0].head <= pair[1].head && pair[0].event <= pair[1].event);
@@ -428,8 +514,8 @@ mod tests {
             // A skewed load: the product of two uniform draws.
             let values: Vec<u64> = noise.iter().map(|(a, b)| center + center * a * b / 5_000).collect();
             let now = Instant::now();
-            let mut timings = fed(now, ALL[0], &values);
-            let limit = millis(auto(&mut timings, &Seen::default(), now, ALL[0]).event);
+            let timings = fed(now, ALL[0], &values);
+            let limit = millis(auto(&timings, &Seen::default(), ALL[0]).event);
             let cut = values.iter().filter(|v| **v > limit).count();
             prop_assert!(cut * 100 <= values.len(), "{} of {}", cut, values.len());
         }

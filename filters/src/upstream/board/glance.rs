@@ -2,9 +2,12 @@
 
 use std::time::Instant;
 
-use super::{Board, Layout, Route, Standing, index};
-use crate::ids::{EndpointId, ModelId};
+use super::pace::index;
+use super::{Board, Route};
+use crate::ids::EndpointId;
+use crate::status::now::{RECENT, RouteSignal};
 use crate::upstream::breaker::Admission;
+use crate::upstream::rest::{Cause, Standing};
 use crate::upstream::watchdog::{Form, Limits, PromptClass};
 
 /// How an endpoint stands.
@@ -90,6 +93,31 @@ impl Board {
         })
     }
 
+    /// What a status page takes from an endpoint. What is known of its place is a signal of now for [`RECENT`].
+    #[must_use]
+    pub fn signal(&self, now: Instant, id: EndpointId) -> Option<RouteSignal> {
+        let (spec, state) = (self.layout.endpoints.get(id.0)?, self.state(id)?);
+        let admission = state.breaker.admission(now);
+        let cause = match self.rests.standing(now, spec.place, spec.credential) {
+            Standing::Resting { cause, .. } => Some(cause),
+            Standing::Free | Standing::Trial | Standing::OnTrial => None,
+        };
+        let out = matches!(admission, Admission::Refused(_)) || cause == Some(Cause::Credential);
+        let called = state.called.is_some_and(|at| now.saturating_duration_since(at) < RECENT);
+        Some(RouteSignal {
+            known: called || out || state.fleet.is_some(),
+            out,
+            rests: matches!(cause, Some(Cause::RateLimit | Cause::Endpoint)),
+            shaky: admission == Admission::Probe || state.has_lost_weight(now),
+        })
+    }
+
+    /// How many openings of an endpoint's breaker are not forgiven.
+    #[must_use]
+    pub fn openings(&self, endpoint: EndpointId) -> u32 {
+        self.state(endpoint).map_or(0, |state| state.breaker.openings())
+    }
+
     /// The watchdogs of short prompts that the latest attempts had, by route, in the order of the models and their routes.
     /// A route that nobody was sent to has none: a catalogue has many times more routes than traffic. Learns nothing, so it
     /// is a short look.
@@ -102,16 +130,5 @@ impl Board {
             Some((route, table.limits(PromptClass::of(0), spec.first_byte, spec.first_event)))
         };
         self.layout.routes().filter_map(in_force).collect()
-    }
-}
-
-impl Layout {
-    /// Every model at every endpoint that serves it.
-    pub fn routes(&self) -> impl Iterator<Item = Route> {
-        let models = self.models.iter().enumerate();
-        models.flat_map(|(at, spec)| {
-            let model = ModelId(at);
-            spec.routes.iter().map(move |endpoint| Route { model, endpoint: *endpoint })
-        })
     }
 }

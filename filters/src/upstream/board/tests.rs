@@ -1,11 +1,24 @@
 //! What a board chooses, learns and refuses, call by call.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use rand_core::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
+use super::attempt::PROBE_POLL;
+use super::standbys::WARM_FOR;
 use super::*;
-use crate::upstream::fleet::{Ask as FleetAsk, HealthWord, Tally};
+use crate::dialect::Operation;
+use crate::preferences::Preferences;
+use crate::route::Sort;
+use crate::status::now::RouteSignal;
+use crate::upstream::failure::{Failure, Timer};
+use crate::upstream::fleet::{
+    Ask as FleetAsk, HealthWord, Heard, Phase, PlaceNews, PlaceWord, RestNews, RestWord, Tally,
+};
+use crate::upstream::rest::{Cause, Standing};
+use crate::upstream::watchdog::{Form, Limit, Timing};
 
 const M: ModelId = ModelId(0);
 
@@ -123,6 +136,33 @@ fn an_open_breaker_drops_a_route_out_of_the_order_and_into_the_fall_backs() {
     played.open(0);
     let plan = played.plan();
     assert_eq!((plan.order, plan.fall_backs), (vec![route(1)], vec![route(0)]));
+}
+
+#[test]
+fn a_plan_names_five_of_many_places_and_the_others_when_one_of_them_refuses() {
+    let mut played = Played::new(&[100; 20]);
+    let mut plan = played.plan();
+    assert_eq!((plan.order.len(), plan.fall_backs.len()), (5, 0));
+    let first = plan.order[0].endpoint.0;
+    played.open(first);
+    assert!(matches!(played.begin(&mut plan.pass, first, false), Begun::Refused(_)));
+    let known: Vec<EndpointId> = plan.order.iter().map(|route| route.endpoint).collect();
+    let preferences = Preferences::default();
+    let ask = Ask { models: &[M], form: Form::Stream, prompt_tokens: 10, preferences: &preferences };
+    let further = played.board.further(played.now, &ask, &mut plan.pass, &known, &mut played.rng);
+    let mut all: Vec<Route> = plan.order.iter().chain(&further.order).copied().collect();
+    all.sort_by_key(|route| route.endpoint);
+    assert_eq!(all, (0..20).map(route).collect::<Vec<_>>(), "each once");
+    assert!(further.fall_backs.is_empty(), "it is known");
+    for other in all.iter().filter(|route| route.endpoint.0 != first) {
+        assert!(plan.pass.viable > 0, "others are left");
+        let begun = played.begin(&mut plan.pass, other.endpoint.0, false);
+        let Begun::Go { ticket, .. } = begun else { panic!("goes: {begun:?}") };
+        played.board.end(played.now, ticket, Outcome::CallerLeft, &mut played.rng);
+    }
+    assert!(matches!(played.begin(&mut plan.pass, first, true), Begun::Go { .. }), "nobody is left");
+    let again = played.board.further(played.now, &ask, &mut plan.pass, &known, &mut played.rng);
+    assert!(again.order.is_empty(), "said once");
 }
 
 #[test]
