@@ -337,7 +337,7 @@ impl Fleet {
 
 #[async_trait]
 impl Holds for Fleet {
-    async fn admit(&self, admit: Admit) -> Result<Ticket, Deny> {
+    async fn admit(&self, mut admit: Admit) -> Result<Ticket, Deny> {
         let inner = &self.inner;
         inner.sweep();
         if !inner.journal.is_writable() || inner.given_up.load(Ordering::Acquire) {
@@ -349,8 +349,11 @@ impl Holds for Fleet {
         let mut wait = Wait::new(&inner.outage);
         loop {
             match inner.admit_somewhere(&admit).await {
-                // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment.
-                Err(Deny::Unavailable) if inner.journal.is_writable() && wait.again().await => {}
+                // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment. Under another id: the hold
+                // that it may have placed under this one is voided, perhaps only after this.
+                Err(Deny::Unavailable) if inner.journal.is_writable() && wait.again().await => {
+                    admit.hold = entropy::hold_id();
+                }
                 admitted => return admitted,
             }
         }

@@ -64,9 +64,9 @@ fn pingoras_hidden_traits_are_named_in_one_file() {
 
 /// Whether `file` is the `tests.rs` of a module that compiles it for tests alone.
 fn is_for_tests_only(file: &Path) -> bool {
-    file.file_name().is_some_and(|name| name == "tests.rs")
-        && std::fs::read_to_string(file.parent().unwrap().with_extension("rs"))
-            .is_ok_and(|parent| parent.contains("#[cfg(test)]\nmod tests;"))
+    let only_then = format!("#[cfg(test)]\nmod {};", file.file_stem().unwrap().display());
+    std::fs::read_to_string(file.parent().unwrap().with_extension("rs"))
+        .is_ok_and(|parent| parent.contains(&only_then))
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -481,7 +481,8 @@ impl World {
         while let Some(unrest) = self.unrest().await {
             last.clone_from(&unrest);
             if began.elapsed() > QUIET_MAX {
-                self.give_up(&format!("{when}: after {QUIET_MAX:?} still {unrest}"));
+                let calls = self.calls_that_differ().await;
+                self.give_up(&format!("{when}: after {QUIET_MAX:?} still {unrest}\n{calls}"));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -493,6 +494,46 @@ impl World {
             self.give_up(&format!("{when}: {wrong}"));
         }
         (quiet, last)
+    }
+
+    /// Calls that the pools of the last epochs and the books say different things of; for whoever has to find out why.
+    async fn calls_that_differ(&self) -> String {
+        let mut link = self.redis.link().await;
+        let mut found = String::new();
+        for (account, _) in self.accounts.iter() {
+            let shard = shard_of(*account);
+            let base = format!("tollgate:{{s{shard}}}");
+            let epoch: String = ::redis::cmd("HGET")
+                .arg(format!("{base}:money"))
+                .arg("epoch")
+                .query_async(&mut link)
+                .await
+                .unwrap();
+            let holds: HashMap<String, Vec<u8>> = ::redis::cmd("HGETALL")
+                .arg(format!("{base}:holds:{epoch}"))
+                .query_async(&mut link)
+                .await
+                .unwrap();
+            let booked = block_in_place(|| {
+                self.database.sql(&format!(
+                    "SELECT encode(s.hold, 'hex') || ' ' || s.captured + s.excess || ' ' || s.request
+                     FROM settlement s JOIN transfer t ON t.day = s.day AND t.reference = s.hold AND t.kind = 1
+                     JOIN lease l ON l.id = t.lease
+                     WHERE l.account = {account} AND l.shard = {shard} AND l.epoch = {epoch}"
+                ))
+            });
+            for line in booked.lines() {
+                let (hold, rest) = line.split_once(' ').unwrap_or((line, ""));
+                let charged = rest.split(' ').next().unwrap_or_default();
+                let said = holds.get(hold).map(|said| String::from_utf8_lossy(said).into_owned());
+                if said.as_ref().is_none_or(|said| said.split(' ').nth(1) != Some(charged)) {
+                    found.push_str(&format!(
+                        "account {account}, hold {hold}: booked {rest}, redis says {said:?}\n"
+                    ));
+                }
+            }
+        }
+        found
     }
 
     /// What is not yet as it should be when nobody calls.

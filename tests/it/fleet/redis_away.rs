@@ -1,14 +1,21 @@
 //! Redis is away, hangs or is slow: a node's own money carries its calls, limits are the node's own, and nobody is served
 //! unmetered or told that there is no money.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::block_in_place;
 
 use super::super::upgrade::CENT;
 use super::{account, status_other_than, until, warm};
 use crate::support::delay::Delay;
 use crate::support::fleet::Fleet;
-use crate::support::{Call, Gateway, Setup, script, upstream, whole_request};
+use crate::support::link::Link;
+use crate::support::{Call, Gateway, Setup, postgres, redis, script, upstream, whole_request};
 
 /// A whole call's cost by the price of a cent.
 const COST_NANO: i64 = 50_000;
@@ -81,6 +88,61 @@ async fn calls_go_on_with_money_of_the_node_while_redis_hangs_or_is_gone() {
     assert_eq!((alpha.calls, 10_000_000_000 - alpha.balance_nano), (served, served * COST_NANO));
     fleet.wait_until_tidy(2);
     fleet.verify();
+}
+
+/// The ids of the holds that Redis is asked to place, one for each time, from now on.
+async fn asked_to_place(port: u16) -> Arc<Mutex<Vec<String>>> {
+    let mut monitor = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).await.unwrap();
+    monitor.write_all(b"MONITOR\r\n").await.unwrap();
+    let mut lines = BufReader::new(monitor).lines();
+    assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("+OK"));
+    let ids = Arc::new(Mutex::new(vec![]));
+    let seen = Arc::clone(&ids);
+    tokio::spawn(async move {
+        while let Ok(Some(line)) = lines.next_line().await {
+            let words: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
+            // The verb, one key, its name, the epoch, the hold.
+            if let ["FCALL", verb, "1", _, _, hold, ..] = words.as_slice()
+                && verb.ends_with("admit")
+            {
+                seen.lock().unwrap().push((*hold).to_owned());
+            }
+        }
+    });
+    ids
+}
+
+/// A hold that Redis placed without being heard is voided, perhaps only when its call has come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_comes_back_to_redis_does_so_with_another_hold() {
+    const AT_ONCE: usize = 5;
+    let mut server = block_in_place(postgres::Server::start_durable);
+    let fleet = Fleet { redis: redis::Server::start().await, database: block_in_place(|| server.database()) };
+    let only = upstream(script(r#"{"usage":{"prompt":10,"completion":5,"cached":0}}"#)).await;
+    let way = Link::start(SocketAddr::from(([127, 0, 0, 1], fleet.redis.port))).await;
+    let store = fleet.store_with(&format!("urls: [\"redis://{}\"]", way.address));
+    let node = Setup::new(&[only.address()]).model(CENT).balance("10").store(&store).start();
+    let poor = account(&node, "poor", "0.05");
+    assert_eq!(status_other_than(503, &poor, &node).await, 200);
+    // Else the node would lease money of its own while Redis is away.
+    block_in_place(|| server.stop());
+    node.wait_for_metric("tollgate_ledger_reachable", 0).await;
+    let ids = asked_to_place(fleet.redis.port).await;
+    // Twice as slow as a command may be: Redis places what nobody hears of.
+    way.slow(Duration::from_millis(50));
+    let calls = (0..AT_ONCE).map(|_| call(&node, &poor));
+    let heal = async {
+        until("all were asked for", async || ids.lock().unwrap().len() == AT_ONCE).await;
+        until("the breaker is open", async || node.metric("tollgate_redis_shards_refused").await == 256)
+            .await;
+        way.heal();
+    };
+    let (statuses, ()) = futures::join!(futures::future::join_all(calls), heal);
+    assert_eq!(statuses, [200; AT_ONCE], "{}", node.log());
+    until("they came back", async || ids.lock().unwrap().len() >= 2 * AT_ONCE).await;
+    let ids = ids.lock().unwrap().clone();
+    let different: HashSet<&String> = ids.iter().collect();
+    assert_eq!(different.len(), ids.len(), "{ids:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
