@@ -337,7 +337,7 @@ impl Fleet {
 
 #[async_trait]
 impl Holds for Fleet {
-    async fn admit(&self, mut admit: Admit) -> Result<Ticket, Deny> {
+    async fn admit(&self, admit: Admit) -> Result<Ticket, Deny> {
         let inner = &self.inner;
         inner.sweep();
         if !inner.journal.is_writable() || inner.given_up.load(Ordering::Acquire) {
@@ -349,11 +349,8 @@ impl Holds for Fleet {
         let mut wait = Wait::new(&inner.outage);
         loop {
             match inner.admit_somewhere(&admit).await {
-                // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment. Under another id: the hold
-                // that it may have placed under this one is voided, perhaps only after this.
-                Err(Deny::Unavailable) if inner.journal.is_writable() && wait.again().await => {
-                    admit.hold = entropy::hold_id();
-                }
+                // Nobody can tell, and nothing is here: a Redis that restarts is back in a moment.
+                Err(Deny::Unavailable) if inner.journal.is_writable() && wait.again().await => {}
                 admitted => return admitted,
             }
         }
@@ -483,8 +480,10 @@ impl Inner {
 
     async fn admit_in_pool(self: &Arc<Self>, admit: &Admit) -> Tried {
         let shard = shard_of(admit.account);
-        let mut id = admit.hold;
         for _ in 0..TRIES_MAX {
+            // Each is a hold of its own. Redis may have placed the one before without being heard, and is told so by a void
+            // that may arrive only after this: an id never comes twice.
+            let id = entropy::hold_id();
             let Some(pool) = self.begin(id, admit, shard) else {
                 if !self.redis.is_shard_open(shard) && self.bank.renew(shard).await {
                     continue;
@@ -519,8 +518,6 @@ impl Inner {
                     }
                 }
             }
-            // Each is a hold of its own: an id never comes twice.
-            id = entropy::hold_id();
         }
         // The money was taken by others each time before this call came back for it.
         Tried::Denied(Deny::Overloaded)
