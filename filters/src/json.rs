@@ -315,22 +315,23 @@ impl<'a> Scan<'a> {
         let mut escaped = false;
         loop {
             let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
-            let Some(step) = plain_length(rest) else {
+            let Some(at) = special(rest) else {
                 self.at = self.text.len();
                 return Err(self.broken("a string does not end"));
             };
-            let closes = rest.get(step) == Some(&b'"');
-            if self.strict {
-                let (passed, escape) = rest.split_at(step);
-                if has_control(passed) || !(closes || is_escape(escape)) {
-                    return Err(self.broken("a string is none"));
+            match rest.get(at..).unwrap_or_default() {
+                [b'"', ..] => {
+                    self.at += at + 1;
+                    return Ok(escaped);
                 }
+                escape @ [b'\\', ..] if !self.strict || is_escape(escape) => {
+                    self.at += at + 2;
+                    escaped = true;
+                }
+                // A control character.
+                _ if !self.strict => self.at += at + 1,
+                _ => return Err(self.broken("a string is none")),
             }
-            self.at += step + if closes { 1 } else { 2 };
-            if closes {
-                return Ok(escaped);
-            }
-            escaped = true;
         }
     }
 
@@ -363,11 +364,40 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// How many bytes stand before the next quote or backslash. Most strings are shorter than a search takes to begin.
-fn plain_length(text: &[u8]) -> Option<usize> {
-    const SHORT: usize = 16;
-    let short = text.iter().take(SHORT).position(|byte| matches!(byte, b'"' | b'\\'));
-    short.or_else(|| memchr::memchr2(b'"', b'\\', text.get(SHORT..)?).map(|at| at + SHORT))
+/// Where in a string the next byte stands that is not just itself: a quote, a backslash or a control character.
+/// Most strings are shorter than a search takes to begin.
+fn special(text: &[u8]) -> Option<usize> {
+    const WORDS: usize = 4;
+    let (words, tail) = text.as_chunks();
+    for (index, word) in words.iter().take(WORDS).enumerate() {
+        let found = specials(u64::from_le_bytes(*word));
+        if found != 0 {
+            return Some(index * 8 + usize::try_from(found.trailing_zeros() / 8).unwrap_or_default());
+        }
+    }
+    let Some(long) = text.get(WORDS * 8..) else {
+        return tail.iter().position(is_special).map(|at| words.len() * 8 + at);
+    };
+    let end = memchr::memchr2(b'"', b'\\', long);
+    let before = long.get(..end.unwrap_or(long.len())).unwrap_or_default();
+    let control = if has_control(before) { before.iter().position(is_special) } else { None };
+    control.or(end).map(|at| WORDS * 8 + at)
+}
+
+/// Marks in its highest bit each of eight bytes that is special; above the first of them it may mark others too.
+/// A byte less one, or less 32, borrows from the next where it is smaller.
+const fn specials(word: u64) -> u64 {
+    const ONES: u64 = u64::MAX / 0xff;
+    const HIGH: u64 = ONES << 7;
+    let quote = word ^ (ONES * b'"' as u64);
+    let backslash = word ^ (ONES * b'\\' as u64);
+    let is_zero = (quote.wrapping_sub(ONES) & !quote) | (backslash.wrapping_sub(ONES) & !backslash);
+    let is_control = word.wrapping_sub(ONES * b' ' as u64) & !word;
+    (is_zero | is_control) & HIGH
+}
+
+fn is_special(byte: &u8) -> bool {
+    matches!(byte, b'"' | b'\\' | ..b' ')
 }
 
 /// Whether one of these may not stand in a string as it is. Looks at all of them, many at a time.
@@ -446,6 +476,17 @@ mod tests {
 
     fn keys(text: &str) -> Vec<String> {
         members(text).unwrap().into_iter().map(|m| m.key.into_owned()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_special_is_found_wherever_it_stands(
+            plain in proptest::collection::vec(b'#'..=b'[', 0..100),
+            behind in proptest::collection::vec(any::<u8>(), 0..20),
+        ) {
+            let text = [plain, behind].concat();
+            prop_assert_eq!(special(&text), text.iter().position(is_special));
+        }
     }
 
     #[test]
