@@ -30,8 +30,10 @@ CREATE TABLE transfer (
     CHECK (debit <> credit),
     UNIQUE (reference, kind)
 ) STRICT;
-CREATE INDEX transfer_debit ON transfer (debit, id);
-CREATE INDEX transfer_credit ON transfer (credit, id);
+-- For statements and snapshots of customers; of our own accounts only an audit asks, and reads all there is. A query has
+-- to say `>= 1000` in these words to be helped by them. Ledgers that are older have both without the condition.
+CREATE INDEX transfer_debit ON transfer (debit, id) WHERE debit >= 1000;
+CREATE INDEX transfer_credit ON transfer (credit, id) WHERE credit >= 1000;
 CREATE TRIGGER transfer_never_changes BEFORE UPDATE ON transfer
 BEGIN SELECT RAISE (ABORT, 'a transfer never changes'); END;
 CREATE TRIGGER transfer_never_goes BEFORE DELETE ON transfer

@@ -313,7 +313,8 @@ impl Ledger for Sqlite {
                     coalesce(s.request, t.reason), coalesce(s.model, ''), coalesce(s.endpoint, ''),
                     coalesce(s.tokens, '[]'), coalesce(s.estimated, 0)
              FROM transfer t LEFT JOIN settlement s ON s.hold = t.reference
-             WHERE t.debit = ?1 OR t.credit = ?1 ORDER BY t.id DESC LIMIT ?2",
+             WHERE (t.debit = ?1 AND t.debit >= 1000) OR (t.credit = ?1 AND t.credit >= 1000)
+             ORDER BY t.id DESC LIMIT ?2",
         )?;
         let rows = query.query_map(params![id, limit], |row| {
             let tokens: String = row.get(6)?;
@@ -448,8 +449,10 @@ const LAWS: [(&str, &str); 9] = [
         "a day's snapshot is the sum of the postings up to it",
         "SELECT 'account ' || s.account || ' on day ' || s.day FROM snapshot s
          WHERE s.posted <>
-             (SELECT coalesce(sum(amount), 0) FROM transfer t WHERE t.credit = s.account AND t.id <= s.last_transfer)
-           - (SELECT coalesce(sum(amount), 0) FROM transfer t WHERE t.debit = s.account AND t.id <= s.last_transfer)
+             (SELECT coalesce(sum(amount), 0) FROM transfer t
+              WHERE t.credit = s.account AND t.credit >= 1000 AND t.id <= s.last_transfer)
+           - (SELECT coalesce(sum(amount), 0) FROM transfer t
+              WHERE t.debit = s.account AND t.debit >= 1000 AND t.id <= s.last_transfer)
          LIMIT 1",
     ),
     (
@@ -468,11 +471,9 @@ const LAWS: [(&str, &str); 9] = [
     (
         "all postings sum to zero",
         "SELECT 'the sum is ' || s FROM (
-             SELECT sum(credits) - sum(debits) AS s FROM (
-                 SELECT a.id,
-                     (SELECT coalesce(sum(amount), 0) FROM transfer WHERE credit = a.id) AS credits,
-                     (SELECT coalesce(sum(amount), 0) FROM transfer WHERE debit = a.id) AS debits
-                 FROM account a)) WHERE s <> 0",
+             SELECT coalesce(sum(amount * (credit IN (SELECT id FROM account))), 0)
+                  - coalesce(sum(amount * (debit IN (SELECT id FROM account))), 0) AS s
+             FROM transfer) WHERE s <> 0",
     ),
     (
         "captured and released make up what was held",
