@@ -1,6 +1,6 @@
 //! The public service: as many of Pingora's services as there are threads that serve, of one thread each.
 //!
-//! Each has a door of [`edge`] and Pingora's proxy behind it, with connections to upstreams of its own, and whoever keeps
+//! Each has a door of [`edge`] and the gateway behind it, with connections to upstreams of its own, and whoever keeps
 //! some of them warm; the first has the doorman too, who gives connections to all of them (`edge/doorman` says why).
 //!
 //! A heartbeat on these threads: each of Pingora's services has a runtime of its own, so that an
@@ -16,17 +16,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use pingora::apps::HttpServerOptions;
+use pingora::connectors::ConnectorOptions;
 use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::server::configuration::ServerConf;
 use pingora::server::{ListenFds, ShutdownWatch};
 use pingora::services::Service;
-use pingora_proxy::{HttpProxy, http_proxy};
 use tokio::sync::watch;
 
 use crate::config::checked::Bounds;
 use crate::edge::{self, Arrivals, Connections, Door, Doorman, Seat};
 use crate::ops::notify::Notify;
-use crate::proxy::{self, Gateway, Warmer};
+use crate::pool::wire::Wires;
+use crate::proxy::{self, App, Gateway, Warmer};
 
 /// What a caller may send on one stream of HTTP/2 before we have read it: uploads do not wait for us on a
 /// path of 100 ms until they are faster than 10 MB/s.
@@ -98,7 +99,7 @@ impl Service for Front {
         // Made here, by each thread for itself: it reads what certificates the system trusts.
         let door = Arc::new(door(&self.conf, self.gateway.clone(), Arc::clone(&self.listeners)));
         let Gateway { pool, drain, .. } = &self.gateway;
-        let warmer = Warmer::new(Arc::clone(&door.app), Arc::clone(pool), Arc::clone(drain));
+        let warmer = Warmer::new(Arc::clone(&door.app.wires), Arc::clone(pool), Arc::clone(drain));
         let doorman = self.doorman.take();
         // The heart beats until the runtime ends: calls go on after the sockets have closed.
         futures::join!(
@@ -121,7 +122,7 @@ impl Front {
     /// Lets in who arrives, until nobody may any more.
     async fn serve(
         &self,
-        door: &Arc<Door<HttpProxy<Gateway>>>,
+        door: &Arc<Door<App>>,
         mut arrivals: Arrivals,
         doorman: Option<Doorman>,
         shutdown: ShutdownWatch,
@@ -162,12 +163,8 @@ impl Crew {
     }
 }
 
-/// The door, and behind it Pingora's proxy.
-fn door(
-    conf: &Arc<ServerConf>,
-    gateway: Gateway,
-    listeners: Arc<[edge::Listener]>,
-) -> Door<HttpProxy<Gateway>> {
+/// The door, and behind it the gateway with connections to upstreams of its own.
+fn door(conf: &ServerConf, gateway: Gateway, listeners: Arc<[edge::Listener]>) -> Door<App> {
     let metrics = Arc::clone(&gateway.metrics);
     let live_bounds = Arc::clone(&gateway.bounds);
     let bounds = live_bounds.load_full();
@@ -175,12 +172,15 @@ fn door(
     options.h2_idle_timeout = Some(bounds.keepalive);
     // Not to serve it: our own door refuses it, in words that callers read.
     options.allow_connect_method_proxying = true;
-    let http2 = http2(&bounds);
-    let mut proxy = http_proxy(conf, gateway);
-    proxy.server_options = Some(options);
-    proxy.h2_options = Some(http2);
+    let app = App {
+        gateway,
+        wires: Arc::new(Wires::new(ConnectorOptions::from_server_conf(conf))),
+        options,
+        http2: http2(&bounds),
+        closing: watch::Sender::new(false),
+    };
     Door {
-        app: Arc::new(proxy),
+        app: Arc::new(app),
         listeners,
         metrics,
         bounds: live_bounds,

@@ -34,4 +34,5 @@ pub mod settings;
 pub mod status;
 pub mod store;
 pub mod succession;
+mod unsent;
 pub mod watching;

@@ -4,7 +4,7 @@
 //! the one place there that is open to others: the proxy's (`ProxyDigest::user_data`).
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ pub struct Connection {
     requests_max: u32,
     /// Its requests are used up.
     pub(super) worn_out: Notify,
+    /// More follows at once: what is flushed waits for it.
+    holds_flush: AtomicBool,
 }
 
 /// What is expected of the caller.
@@ -55,6 +57,7 @@ impl Connection {
             requests: AtomicU32::new(0),
             requests_max,
             worn_out: Notify::new(),
+            holds_flush: AtomicBool::new(false),
         }
     }
 
@@ -86,6 +89,17 @@ impl Connection {
         if !self.http2 {
             self.enter(Phase::Idle);
         }
+    }
+
+    /// Whether what is flushed from now on waits, since more follows at once. Streams of HTTP/2 share a connection: theirs
+    /// never waits.
+    pub fn hold_flush(&self, holds: bool) {
+        self.holds_flush.store(holds && !self.http2, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(super) fn holds_flush(&self) -> bool {
+        self.holds_flush.load(Ordering::Relaxed)
     }
 
     /// Bytes came: between two requests they begin a head. Whether they did.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use pingora::apps::{HttpServerApp, ServerApp as _};
 use pingora::protocols::l4::socket::SocketAddr as PingoraAddr;
 use pingora::protocols::l4::stream::Stream as Socket;
@@ -30,6 +30,7 @@ use super::{Connection, Refused, Tls, requests};
 use crate::clock;
 use crate::config::checked::{Bounds, ProxyProtocol};
 use crate::ops::Metrics;
+use crate::unsent::Unsent;
 
 /// How every connection of HTTP/2 begins (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -178,7 +179,7 @@ impl<A> Door<A> {
             start: vec![],
             instead: Instead::Nothing,
             ahead: Bytes::new(),
-            unsent: BytesMut::new(),
+            unsent: Unsent::default(),
             _counted: counted,
         })
     }

@@ -22,7 +22,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::SslDigest;
 use pingora::protocols::{
@@ -36,13 +36,12 @@ use tokio::time::Sleep;
 use super::connections::Counted;
 use super::{Connection, Refused};
 use crate::clock;
+use crate::unsent::Unsent;
 
 /// What is kept of a head, to tell its dialect when it is none.
 const START_BYTES_MAX: usize = 64;
 /// What is read of a request before it is Pingora's: most heads, and as much as Pingora reads at once.
 const AHEAD_BYTES_MAX: usize = 4 << 10;
-/// The head of an answer and a small body behind it go out in one write, and in one record of TLS.
-const UNSENT_BYTES_MAX: usize = 4 << 10;
 
 /// What is said instead of Pingora's bare 400, by how the head began.
 pub(super) type Refusal = fn(&[u8]) -> Bytes;
@@ -63,7 +62,7 @@ pub(super) struct Line {
     /// Came, and was not read yet.
     pub(super) ahead: Bytes,
     /// Was written, and not sent yet.
-    pub(super) unsent: BytesMut,
+    pub(super) unsent: Unsent,
     /// Goes with the socket.
     pub(super) _counted: Counted,
 }
@@ -135,33 +134,9 @@ impl Line {
         }
     }
 
-    /// Makes room for so many bytes more. Whether they shall wait there for a flush: else they are too many.
-    fn poll_room(&mut self, cx: &mut Context<'_>, more: usize) -> Poll<io::Result<bool>> {
-        if self.unsent.len() + more > UNSENT_BYTES_MAX {
-            ready!(self.poll_unsent(cx))?;
-        }
-        let waits = more < UNSENT_BYTES_MAX;
-        if waits && self.unsent.capacity() == 0 {
-            self.unsent.reserve(UNSENT_BYTES_MAX);
-        }
-        Poll::Ready(Ok(waits))
-    }
-
-    /// Writes what waits, and gives its buffer back.
-    fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.unsent.is_empty() {
-            match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.unsent))? {
-                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                written => self.unsent.advance(written),
-            }
-        }
-        self.unsent = BytesMut::new();
-        Poll::Ready(Ok(()))
-    }
-
     /// Writes all that is not sent yet, first what waits and then what is said instead.
     fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_unsent(cx))?;
+        ready!(self.unsent.poll_send(&mut self.inner, cx))?;
         self.poll_instead(cx)
     }
 
@@ -217,9 +192,9 @@ impl AsyncWrite for Line {
             line.replace();
             return Poll::Ready(Ok(buf.len()));
         }
-        let written = match line.poll_room(cx, buf.len()) {
+        let written = match line.unsent.poll_room(&mut line.inner, cx, buf.len()) {
             Poll::Ready(Ok(true)) => {
-                line.unsent.extend_from_slice(buf);
+                line.unsent.put(buf);
                 Poll::Ready(Ok(buf.len()))
             }
             Poll::Ready(Ok(false)) => Pin::new(&mut line.inner).poll_write(cx, buf),
@@ -240,9 +215,9 @@ impl AsyncWrite for Line {
             line.replace();
             return Poll::Ready(Ok(bytes));
         }
-        let written = match line.poll_room(cx, bytes) {
+        let written = match line.unsent.poll_room(&mut line.inner, cx, bytes) {
             Poll::Ready(Ok(true)) => {
-                bufs.iter().for_each(|buf| line.unsent.extend_from_slice(buf));
+                bufs.iter().for_each(|buf| line.unsent.put(buf));
                 Poll::Ready(Ok(bytes))
             }
             Poll::Ready(Ok(false)) => Pin::new(&mut line.inner).poll_write_vectored(cx, bufs),
@@ -258,6 +233,9 @@ impl AsyncWrite for Line {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let line = self.get_mut();
+        if line.connection.holds_flush() {
+            return Poll::Ready(Ok(()));
+        }
         let flushed = match line.poll_rest(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut line.inner).poll_flush(cx),
             other => other,

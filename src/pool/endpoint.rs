@@ -23,7 +23,7 @@ use pingora_load_balancing::discovery::ServiceDiscovery;
 use pingora_load_balancing::health_check::HttpHealthCheck;
 use pingora_load_balancing::{Backend, Backends};
 
-use super::peer::{Patience, UPSTREAM_IDLE, Via, peer};
+use super::peer::{UPSTREAM_IDLE, Via, peer};
 use crate::clock;
 use crate::config::address::{Range, range_of};
 use crate::config::checked::{FreeCheck, Provider};
@@ -132,9 +132,9 @@ fn question(
     passed: Arc<AtomicBool>,
 ) -> pingora::Result<HttpHealthCheck> {
     let mut question = HttpHealthCheck::new(&provider.base.host, provider.base.tls);
-    let patience = Patience { connect: provider.timers.connect, read: CHECK_READ };
     let anywhere = SocketAddr::from(([0, 0, 0, 0], provider.base.port));
-    question.peer_template = peer(provider, anywhere, Via::Pool, patience);
+    question.peer_template = peer(provider, anywhere, Via::Pool, provider.timers.connect);
+    question.peer_template.options.read_timeout = Some(CHECK_READ);
     if provider.reach.http == Http::Auto {
         question.peer_template.options.alpn = ALPN::H1;
     }

@@ -1,9 +1,12 @@
 //! What the gateway knows right now: the catalogue, the keys, and how every endpoint does.
 
+mod cork;
 pub mod endpoint;
+mod idle;
 pub mod keys;
 pub mod peer;
 pub mod upstreams;
+pub mod wire;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

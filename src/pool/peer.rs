@@ -21,8 +21,6 @@ const H2_PING: Duration = Duration::from_secs(25);
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(55);
 /// A connection that no other call can find is not kept longer than this.
 const UNFOUND_IDLE: Duration = Duration::from_secs(1);
-/// A write that takes longer has lost its upstream.
-const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
 
 /// Which connections will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,18 +31,10 @@ pub enum Via {
     New(u64),
 }
 
-/// How long things may take there.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Until the connection stands, TLS included.
-    pub connect: Duration,
-    /// Between two reads: only ends what nobody polls any more, the gate owns the timers of an answer.
-    pub read: Duration,
-}
-
-/// The peer at one of a provider's addresses.
+/// The peer at one of a provider's addresses. `connect`: how long it may take until the connection stands, TLS included.
+/// What is done on it has the clocks of whoever does it.
 #[must_use]
-pub fn peer(provider: &Provider, address: SocketAddr, via: Via, patience: Patience) -> HttpPeer {
+pub fn peer(provider: &Provider, address: SocketAddr, via: Via, connect: Duration) -> HttpPeer {
     let (base, reach) = (&provider.base, &provider.reach);
     let mut peer = HttpPeer::new(address, base.tls, reach.server_name.clone());
     peer.client_cert_key.clone_from(&reach.identity);
@@ -57,11 +47,9 @@ pub fn peer(provider: &Provider, address: SocketAddr, via: Via, patience: Patien
         (Http::Auto, false) | (Http::One, _) => ALPN::H1,
         (Http::Two, _) => ALPN::H2,
     };
-    options.connection_timeout = Some(patience.connect);
-    options.total_connection_timeout = Some(patience.connect);
+    options.connection_timeout = Some(connect);
+    options.total_connection_timeout = Some(connect);
     options.idle_timeout = Some(UPSTREAM_IDLE);
-    options.write_timeout = Some(UPSTREAM_WRITE);
-    options.read_timeout = Some(patience.read);
     options.max_h2_streams = H2_STREAMS_MAX;
     options.h2_ping_interval = Some(H2_PING);
     if let Via::New(number) = via {
@@ -86,9 +74,8 @@ mod tests {
              models: {{ m: {{ price: {{ input: 1, output: 1 }}, limits: {{ context: 9, output: 9 }}, routes: [{{ provider: p }}] }} }}\n"
         );
         let config = config::parse(&text, |_| None).unwrap_or_else(|e| panic!("{e}"));
-        let patience = Patience { connect: Duration::from_secs(2), read: Duration::from_secs(3600) };
         let address = SocketAddr::from(([127, 0, 0, 1], 9));
-        peer(&config.catalogue.endpoints[0].provider, address, via, patience)
+        peer(&config.catalogue.endpoints[0].provider, address, via, Duration::from_secs(2))
     }
 
     #[test]
@@ -96,7 +83,6 @@ mod tests {
         let peer = made("base_url: \"https://host.example/v1\"", Via::Pool);
         let options = &peer.options;
         assert!(options.connection_timeout.is_some() && options.total_connection_timeout.is_some());
-        assert!(options.read_timeout.is_some() && options.write_timeout.is_some());
         assert!(options.idle_timeout.is_some() && options.h2_ping_interval.is_some());
         assert!(options.max_h2_streams > 1 && options.verify_cert && options.verify_hostname);
         assert_eq!(peer.sni, "host.example", "an empty one switches the verification off");

@@ -22,7 +22,7 @@ use filters::probe;
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, NotAnAnswer, Timer};
 use filters::verdict::UpstreamError;
-use http::{Uri, Version};
+use http::Version;
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
 use pingora::protocols::http::client::HttpSession;
@@ -31,8 +31,9 @@ use rand_core::RngCore;
 use crate::config::checked::{Endpoint, Model};
 use crate::entropy;
 use crate::pool::Snapshot;
-use crate::pool::peer::{Patience, UPSTREAM_IDLE, Via, peer};
-use crate::proxy::{failure_of, upstream_head};
+use crate::pool::peer::{UPSTREAM_IDLE, Via, peer};
+use crate::pool::wire;
+use crate::proxy::{UpstreamRequest, failure_of, upstream_head};
 
 /// A probe that is ready to go out.
 pub(super) struct Question {
@@ -117,7 +118,7 @@ impl Question {
         if let Ok(endpoint) = self.endpoint() {
             way.answer = way.answer.classed_by(Arc::clone(&endpoint.provider.classify));
         }
-        let went = tokio::time::timeout(at_most, self.go(connector, at_most, &mut way)).await;
+        let went = tokio::time::timeout(at_most, self.go(connector, &mut way)).await;
         let failure = match went {
             Ok(Ok(())) => None,
             Ok(Err(failure)) => Some(failure),
@@ -131,13 +132,13 @@ impl Question {
         Heard { may_have_cost: failure.is_some() && way.sent && !refused, failure, used }
     }
 
-    async fn go(&self, connector: &Connector, at_most: Duration, way: &mut Way) -> Result<(), Failure> {
+    async fn go(&self, connector: &Connector, way: &mut Way) -> Result<(), Failure> {
         let endpoint = self.endpoint().map_err(|_| Failure::Ours)?;
         let provider = &endpoint.provider;
         let addresses = self.snapshot.addresses.get(self.endpoint.0).ok_or(Failure::Ours)?;
         let address = addresses.next().await.ok_or(Failure::Connect)?;
-        let patience = Patience { connect: provider.timers.connect, read: at_most };
-        let peer = peer(provider, address, Via::New(entropy::with_rng(RngCore::next_u64)), patience);
+        let via = Via::New(entropy::with_rng(RngCore::next_u64));
+        let peer = peer(provider, address, via, provider.timers.connect);
         let (mut session, _) = connector.get_http_session(&peer).await.map_err(|error| failure_of(&error))?;
         let done = self.exchange(&mut session, endpoint, way).await;
         // A session of HTTP/2 that is not given back keeps its connection for ever.
@@ -156,7 +157,7 @@ impl Question {
         way: &mut Way,
     ) -> Result<(), Failure> {
         let broken = |error: Box<pingora::Error>| failure_of(&error);
-        let head = self.head(endpoint, session.as_http2().is_some()).map_err(|_| Failure::Ours)?;
+        let head = self.head(endpoint, wire::version(session)).map_err(|_| Failure::Ours)?;
         session.write_request_header(Box::new(head)).await.map_err(broken)?;
         way.sent = true;
         session.write_request_body(self.body.clone(), true).await.map_err(broken)?;
@@ -178,22 +179,17 @@ impl Question {
         }
     }
 
-    fn head(&self, endpoint: &Endpoint, is_two: bool) -> pingora::Result<RequestHeader> {
+    fn head(&self, endpoint: &Endpoint, version: Version) -> pingora::Result<RequestHeader> {
         let held = endpoint.credential().map(crate::credential::Credential::held);
-        let secret = held.as_ref().map(|held| &held.secret);
-        let asked = RequestHeader::build("POST", b"/", None)?;
-        let provider = &endpoint.provider;
-        let mut head = upstream_head(provider, self.operation, secret, false, self.body.len(), &asked)?;
-        if is_two {
-            let scheme = if provider.base.tls { "https" } else { "http" };
-            let path = format!("{scheme}://{}{}", provider.base.authority(), head.uri.path());
-            if let Ok(uri) = path.parse::<Uri>() {
-                head.set_uri(uri);
-                head.set_version(Version::HTTP_2);
-                head.remove_header(&http::header::HOST);
-            }
-        }
-        Ok(head)
+        upstream_head(&UpstreamRequest {
+            provider: &endpoint.provider,
+            operation: self.operation,
+            credential: held.as_ref().map(|held| &held.secret),
+            stream: false,
+            body_bytes: self.body.len(),
+            asked: &RequestHeader::build("POST", b"/", None)?,
+            version,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a request carries from phase to phase.
 //!
-//! [`Stage`] says how far it is. A hook takes what its room needs through [`Ctx::call`]; a stage that
-//! Pingora should never be in is one typed error: the call gets 500, its hold settles.
+//! [`Stage`] says how far it is. A step takes what its room needs through [`Ctx::call`]; a stage that it
+//! should never be in is one typed error: the call gets 500, its hold settles.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,6 @@ use pingora::{Error, ErrorType};
 use super::choices::{Choice, Choices};
 use super::gate::Gate;
 use super::keyed::First;
-use super::warm::Target;
 use crate::config::checked::{Endpoint, Model};
 use crate::drain::InFlight;
 use crate::edge::Connection;
@@ -34,7 +33,7 @@ use crate::pool::{Snapshot, keys::Principal};
 pub(super) const WRONG_STAGE: ErrorType = ErrorType::new("wrong stage");
 
 /// One request.
-pub struct Ctx {
+pub(super) struct Ctx {
     pub(super) arrived: Instant,
     pub(super) request_id: String,
     pub(super) surface: &'static str,
@@ -66,8 +65,6 @@ pub(super) enum Stage {
     Arrived,
     /// It has its hold, and may be at an upstream.
     Admitted(Box<Call>),
-    /// No call: a connection is opened ahead of need.
-    WarmingUp(Target),
     /// It is settled and recorded.
     Finished,
 }
@@ -88,7 +85,7 @@ pub(super) struct Call {
     /// Whose attempt failed last, and why.
     pub(super) last_failed: Option<(EndpointId, &'static str)>,
     pub(super) current: Option<Current>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Gate,
     pub(super) first_attempt: Option<Instant>,
     /// The key's allowance for calls that are left early.
     pub(super) abandoned_max: Option<Amount>,
@@ -128,7 +125,7 @@ impl Ctx {
     pub(super) fn call(&mut self) -> pingora::Result<&mut Call> {
         match &mut self.stage {
             Stage::Admitted(call) => Ok(call),
-            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => {
+            Stage::Arrived | Stage::Finished => {
                 tracing::error!(
                     breach = "wrong_stage",
                     request_id = self.request_id,
@@ -140,10 +137,18 @@ impl Ctx {
     }
 
     /// The gate, where there is one.
-    pub(super) fn gate(&self) -> Option<Arc<Gate>> {
+    pub(super) fn gate(&self) -> Option<&Gate> {
         match &self.stage {
-            Stage::Admitted(call) => Some(Arc::clone(&call.gate)),
-            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => None,
+            Stage::Admitted(call) => Some(&call.gate),
+            Stage::Arrived | Stage::Finished => None,
+        }
+    }
+
+    /// The same, to do something with it.
+    pub(super) fn gate_mut(&mut self) -> Option<&mut Gate> {
+        match &mut self.stage {
+            Stage::Admitted(call) => Some(&mut call.gate),
+            Stage::Arrived | Stage::Finished => None,
         }
     }
 }
@@ -186,6 +191,7 @@ impl Call {
     }
 }
 
-fn unknown() -> Box<Error> {
+/// An endpoint that no request should know of.
+pub(super) fn unknown() -> Box<Error> {
     Error::explain(WRONG_STAGE, "an endpoint that is not in the snapshot")
 }

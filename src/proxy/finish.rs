@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use filters::answer::Ended;
 use filters::slo::judge::{self as slo, Ending, FirstEvent, judge};
 use filters::upstream::board::Outcome;
-use pingora_proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use super::ctx::{Call, Ctx, Stage};
 use super::decision::{Decision, millis};
@@ -23,14 +23,14 @@ const SPEED_TOLD_AFTER_MS: u128 = 200;
 
 impl Gateway {
     /// The last room of every request.
-    pub(super) async fn finish(&self, session: &Session, ctx: &mut Ctx) {
+    pub(super) async fn finish(&self, session: &ServerSession, ctx: &mut Ctx) {
         let stage = std::mem::replace(&mut ctx.stage, Stage::Finished);
         let (call, receipt) = match stage {
-            Stage::Admitted(call) => {
+            Stage::Admitted(mut call) => {
                 let receipt = call.gate.settle().await;
                 (Some(call), receipt)
             }
-            Stage::Arrived | Stage::WarmingUp(_) | Stage::Finished => (None, Receipt::default()),
+            Stage::Arrived | Stage::Finished => (None, Receipt::default()),
         };
         let sent = session.response_written().map(|head| head.status.as_u16());
         let ended = call.as_ref().map_or(Ended::Not, |call| call.gate.ended());

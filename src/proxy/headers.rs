@@ -13,7 +13,7 @@ use http::header::{
     TRANSFER_ENCODING, USER_AGENT,
 };
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::{ErrorType, OrErr as _};
 
@@ -80,17 +80,35 @@ impl Fields {
     }
 }
 
-/// The head of one attempt, for a caller whose head is `asked`.
-pub(crate) fn upstream(
-    provider: &Provider,
-    operation: Operation,
-    credential: Option<&Secret>,
-    stream: bool,
-    body_bytes: usize,
-    asked: &RequestHeader,
-) -> pingora::Result<RequestHeader> {
+/// What the head of an attempt is made of.
+pub(crate) struct Request<'a> {
+    pub(crate) provider: &'a Provider,
+    pub(crate) operation: Operation,
+    pub(crate) credential: Option<&'a Secret>,
+    pub(crate) stream: bool,
+    pub(crate) body_bytes: usize,
+    /// The caller's head.
+    pub(crate) asked: &'a RequestHeader,
+    /// As the connection has decided.
+    pub(crate) version: Version,
+}
+
+/// The head of an attempt.
+///
+/// # Errors
+/// When something that was configured cannot stand in a head.
+pub(crate) fn upstream(request: &Request<'_>) -> pingora::Result<RequestHeader> {
+    let Request { provider, operation, credential, stream, body_bytes, asked, version } = *request;
     let mut fields = Fields::with_room_for(UPSTREAM_FIELDS);
-    fields.text(HOST, &provider.base.authority())?;
+    let authority = provider.base.authority();
+    let path = [provider.base.path.as_str(), operation.path()].concat();
+    let target = if version == Version::HTTP_2 {
+        let scheme = if provider.base.tls { "https" } else { "http" };
+        Uri::builder().scheme(scheme).authority(authority.as_str()).path_and_query(path).build()
+    } else {
+        fields.text(HOST, &authority)?;
+        PathAndQuery::from_maybe_shared(Bytes::from(path)).map(Uri::from).map_err(http::Error::from)
+    };
     fields.fix(CONTENT_TYPE, "application/json");
     fields.put(CONTENT_LENGTH, body_bytes.into());
     fields.fix(ACCEPT, if stream { "text/event-stream" } else { "application/json" });
@@ -114,12 +132,11 @@ pub(crate) fn upstream(
             }
         }
     }
-    let path = [provider.base.path.as_str(), operation.path()].concat();
-    let path = PathAndQuery::from_maybe_shared(Bytes::from(path));
     let mut parts = http::Request::new(()).into_parts().0;
     parts.method = Method::POST;
+    parts.version = version;
     parts.uri =
-        path.explain_err(ErrorType::InvalidHTTPHeader, |_| "a base URL with a path that is none")?.into();
+        target.explain_err(ErrorType::InvalidHTTPHeader, |_| "a base URL with a path that is none")?;
     parts.headers = fields.0;
     Ok(parts.into())
 }

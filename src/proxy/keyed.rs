@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use filters::ids::AccountId;
 use filters::verdict::{Reason, Rejection};
-use pingora_proxy::Session;
+use pingora::protocols::http::ServerSession;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
@@ -73,7 +73,7 @@ impl Gateway {
     /// Looks whether a request repeats an earlier one. `None`: it carries no key.
     pub(super) async fn repeat(
         &self,
-        session: &Session,
+        session: &ServerSession,
         account: AccountId,
         body: &Bytes,
         request: &str,
@@ -139,7 +139,7 @@ impl Gateway {
     }
 }
 
-fn key_of(session: &Session) -> Result<Option<String>, Rejection> {
+fn key_of(session: &ServerSession) -> Result<Option<String>, Rejection> {
     let mut lines = session.req_header().headers.get_all(HEADER).into_iter();
     let Some(line) = lines.next() else { return Ok(None) };
     let text = line.to_str().unwrap_or_default();

@@ -12,7 +12,7 @@ use http::header::{
 };
 use http::{HeaderName, Method};
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora_proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use super::gateway::Gateway;
 use crate::clock;
@@ -28,7 +28,7 @@ pub(super) struct Page {
 
 impl Gateway {
     /// The page for everybody, as it was made last.
-    pub(super) fn status_page(&self, session: &Session, form: Form) -> Result<Page, Rejection> {
+    pub(super) fn status_page(&self, session: &ServerSession, form: Form) -> Result<Page, Rejection> {
         let head = session.req_header();
         let query = head.uri.query().unwrap_or_default();
         let Some(answer) = self.status.answer(form, query, text(head, &ACCEPT_LANGUAGE)) else {

@@ -14,17 +14,19 @@ use filters::upstream::board::{Ask, Outcome, Route};
 use filters::upstream::failure::{Failure, Timer};
 use filters::upstream::watchdog::Form;
 use filters::verdict::{Rejection, UpstreamError};
+use pingora::protocols::http::ServerSession;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
-use pingora_proxy::Session;
 use rand_core::RngCore;
 
 use super::choices::Choice;
-use super::ctx::{Call, Ctx, Current};
+use super::ctx::{Call, Ctx, Current, unknown};
 use super::decision::Decision;
-use super::gate::{Alone, Attempt, Bill, Limits, Unseen, failure_of};
+use super::exchange::Exchange;
+use super::gate::{Alone, Attempt, Bill, Limits};
 use super::gateway::Gateway;
-use crate::pool::peer::{Patience, Via, peer};
+use super::unseen::{Unseen, failure_of};
+use crate::pool::peer::{Via, peer};
 use crate::pool::upstreams::{Asked, Leg};
 use crate::{clock, entropy};
 
@@ -35,9 +37,9 @@ impl Gateway {
     /// The next candidate's connection. Everything of the attempt is set up here.
     pub(super) async fn next_peer(
         &self,
-        session: &mut Session,
+        session: &mut ServerSession,
         ctx: &mut Ctx,
-    ) -> pingora::Result<Box<HttpPeer>> {
+    ) -> pingora::Result<HttpPeer> {
         let request_id = ctx.request_id.clone();
         let arrived = ctx.arrived;
         loop {
@@ -49,7 +51,8 @@ impl Gateway {
             let (id, share, last) = match call.planner.next_attempt(now) {
                 NextAttempt::Try { endpoint, share, last } => (endpoint, share, last),
                 NextAttempt::WaitUntil(at) => {
-                    wait(session, at).await?;
+                    let pause = tokio::time::sleep_until(at.into());
+                    Exchange::new(session, &mut call.gate, self.drain.cuts()).beside(pause).await?;
                     continue;
                 }
                 NextAttempt::Stop(_) => {
@@ -85,8 +88,7 @@ impl Gateway {
             let attempt = attempt(call, id, share, leg, &request_id)?;
             call.gate.begin(attempt);
             if let Ok(Some(address)) = address {
-                let patience = Patience { connect, read: call.snapshot.routing.stream_max };
-                return Ok(Box::new(peer(&call.endpoint(id)?.provider, address, via, patience)));
+                return Ok(peer(&call.endpoint(id)?.provider, address, via, connect));
             }
             let failure = if address.is_err() { Failure::Timeout(Timer::Connect) } else { Failure::Connect };
             let tried = Tried { failure, error: UpstreamError::default(), retry_after: None };
@@ -96,22 +98,16 @@ impl Gateway {
         }
     }
 
-    /// An attempt failed at its connection or on its way. Answers, in the error, whether to go on.
-    pub(super) fn after_error(
+    /// An attempt failed at its connection or on its way: whether another one follows.
+    pub(super) fn goes_on(
         &self,
         ctx: &mut Ctx,
-        mut error: Box<Error>,
+        error: &Error,
         unseen: Option<Unseen>,
-    ) -> Box<Error> {
-        let again = ctx.warming().is_none() && self.goes_on(ctx, &error, unseen).unwrap_or(false);
-        error.set_retry(again);
-        error
-    }
-
-    fn goes_on(&self, ctx: &mut Ctx, error: &Error, unseen: Option<Unseen>) -> pingora::Result<bool> {
+    ) -> pingora::Result<bool> {
         let request_id = ctx.request_id.clone();
         let call = ctx.call()?;
-        if call.gate.is_committed() || (call.gate.caller_has_left() && !call.gate.runs_on()) {
+        if call.gate.is_committed() || call.gate.is_forsaken() {
             return Ok(false);
         }
         let known = call.gate.take_failure();
@@ -219,19 +215,6 @@ fn refused(candidate: EndpointId, reason: &'static str, goes_on: bool) -> Decisi
     Decision { candidate, outcome: "refused", reason, elapsed: Duration::ZERO, goes_on }
 }
 
-/// Waits, unless the caller leaves or the process has to.
-async fn wait(session: &mut Session, until: Instant) -> pingora::Result<()> {
-    let time = tokio::time::sleep_until(until.into());
-    tokio::pin!(time);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut time => return Ok(()),
-            idle = session.downstream_session.read_body_or_idle(true) => idle.map(drop)?,
-        }
-    }
-}
-
 /// May this one be asked now? One that is sent again, since nobody saw it, was asked already.
 fn ask(call: &mut Call, endpoint: EndpointId, last: bool) -> Asked {
     if let Some((leg, _)) = call.unseen.take() {
@@ -262,16 +245,17 @@ fn go_further(call: &mut Call, now: Instant) {
 }
 
 fn attempt(
-    call: &Call,
+    call: &mut Call,
     id: EndpointId,
     share: Duration,
     leg: Leg,
     request_id: &str,
 ) -> pingora::Result<Attempt> {
     let now = clock::now();
-    let endpoint = call.endpoint(id)?;
+    let alone = alone(call, &leg);
+    let endpoint = call.snapshot.endpoint(id)?;
     let timers = endpoint.provider.timers;
-    let Choice { model, bound, .. } = call.choice(id)?;
+    let Choice { model, bound, .. } = call.choices.of(id).ok_or_else(unknown)?;
     let bill = Bill {
         model: Arc::clone(model),
         tier: call.facts.tier,
@@ -299,7 +283,7 @@ fn attempt(
             stream_until: now + call.snapshot.routing.stream_max,
         },
         bill,
-        alone: alone(call, &leg),
+        alone,
         leg: Some(leg),
         request_id: request_id.to_owned(),
         stream: call.facts.stream,

@@ -7,7 +7,7 @@ use filters::verdict::{Reason, Rejection};
 use http::Method;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use pingora::http::ResponseHeader;
-use pingora_proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use super::ctx::Ctx;
 use super::headers;
@@ -26,7 +26,7 @@ const DRAIN_BYTES_MAX: usize = 1 << 20;
 
 /// Answers with a rejection in the caller's dialect.
 pub(super) async fn reject(
-    session: &mut Session,
+    session: &mut ServerSession,
     ctx: &mut Ctx,
     rejection: &Rejection,
 ) -> pingora::Result<()> {
@@ -89,7 +89,7 @@ pub fn unreadable(start: &[u8]) -> Bytes {
 }
 
 /// Answers with JSON of our own.
-pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> pingora::Result<()> {
+pub(super) async fn json(session: &mut ServerSession, ctx: &mut Ctx, body: Bytes) -> pingora::Result<()> {
     let mut head = ResponseHeader::build(200, Some(4))?;
     head.insert_header(CONTENT_TYPE, "application/json")?;
     head.insert_header(CONTENT_LENGTH, body.len().to_string())?;
@@ -100,7 +100,7 @@ pub(super) async fn json(session: &mut Session, ctx: &mut Ctx, body: Bytes) -> p
 
 /// Answers with the status page.
 pub(super) async fn page(
-    session: &mut Session,
+    session: &mut ServerSession,
     ctx: &mut Ctx,
     page: &Page,
     policy: &str,
@@ -121,34 +121,37 @@ enum Rest {
     Unknown,
 }
 
-async fn send(session: &mut Session, head: ResponseHeader, body: Bytes, rest: Rest) -> pingora::Result<()> {
-    let downstream = &mut session.downstream_session;
-    let unread = !downstream.is_body_done();
-    let http2 = downstream.is_http2();
+async fn send(
+    session: &mut ServerSession,
+    head: ResponseHeader,
+    body: Bytes,
+    rest: Rest,
+) -> pingora::Result<()> {
+    let unread = !session.is_body_done();
+    let http2 = session.is_http2();
     // A caller that waits for a 100 sends nothing before it; HTTP/2 has none here, so that some send anyway.
-    let expects = !http2 && downstream.req_header().headers.contains_key(EXPECT);
+    let expects = !http2 && session.req_header().headers.contains_key(EXPECT);
     let announced = content_length(session);
-    let downstream = &mut session.downstream_session;
-    downstream.set_total_drain_timeout(Some(if http2 { DRAIN_HTTP2 } else { DRAIN }));
+    session.set_total_drain_timeout(Some(if http2 { DRAIN_HTTP2 } else { DRAIN }));
     let is_short = announced.is_some_and(|bytes| bytes <= DRAIN_BYTES_MAX);
     let may_read = unread && !expects && rest != Rest::Unknown;
     let first = may_read && !http2 && is_short;
-    if first && downstream.drain_request_body().await.is_err() {
-        downstream.set_keepalive(None);
+    if first && session.drain_request_body().await.is_err() {
+        session.set_keepalive(None);
     }
     if rest == Rest::Unknown || (unread && !first) {
-        downstream.set_keepalive(None);
+        session.set_keepalive(None);
     }
-    downstream.write_response_header(Box::new(head)).await?;
-    downstream.write_response_body(body, true).await?;
+    session.write_response_header(Box::new(head)).await?;
+    session.write_response_body(body, true).await?;
     if may_read && !first && !(http2 && rest == Rest::Late) {
         // Best effort: after this the connection closes, or the stream is reset.
-        let _late = downstream.drain_request_body().await;
+        let _late = session.drain_request_body().await;
     }
     Ok(())
 }
 
 /// The announced length of the request body.
-pub(super) fn content_length(session: &Session) -> Option<usize> {
+pub(super) fn content_length(session: &ServerSession) -> Option<usize> {
     session.req_header().headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }

@@ -8,7 +8,7 @@ use filters::auth;
 use filters::verdict::{Reason, Rejection};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use http::{HeaderName, Method};
-use pingora_proxy::Session;
+use pingora::protocols::http::ServerSession;
 
 use super::admit::Body;
 use super::bodies::Reserved;
@@ -48,9 +48,9 @@ pub(super) enum Asked {
 /// Two readers could see two different ends of the body, and so two different next requests (RFC 9112
 /// §6.3: a request with both fields "ought to be handled as an error"). So could they of a head with lines that end in
 /// LF alone (§2.2), or of a coding beside `chunked`, which nobody needs: all of it is refused.
-fn has_ambiguous_framing(session: &Session) -> bool {
+fn has_ambiguous_framing(session: &ServerSession) -> bool {
     let headers = &session.req_header().headers;
-    if let Some(http1) = session.as_downstream().as_http1() {
+    if let Some(http1) = session.as_http1() {
         // Pingora has removed a length beside a coding from the parsed head by now.
         let raw = http1.get_headers_raw_bytes();
         let mut lines = raw.split_inclusive(|b| *b == b'\n');
@@ -72,7 +72,11 @@ fn has_ambiguous_framing(session: &Session) -> bool {
 
 impl Gateway {
     /// Walks the request through the rooms.
-    pub(super) async fn receive(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Asked, Rejection> {
+    pub(super) async fn receive(
+        &self,
+        session: &mut ServerSession,
+        ctx: &mut Ctx,
+    ) -> Result<Asked, Rejection> {
         let surface = self.door(session, ctx)?;
         if let Surface::Status(form) = surface {
             return self.status_page(session, form).map(Box::new).map(Asked::Status);
@@ -104,7 +108,8 @@ impl Gateway {
                     Some(Repeat::First(first)) => ctx.keyed = Some(first),
                     None => {}
                 }
-                let call = self.admit(ctx, operation, snapshot, principal, Body { bytes, reserved }).await?;
+                let mut call =
+                    self.admit(ctx, operation, snapshot, principal, Body { bytes, reserved }).await?;
                 // A stream cannot be joined, so it ends with its caller as any other.
                 if ctx.keyed.is_some() && !call.facts.stream {
                     call.gate.run_on();
@@ -116,7 +121,7 @@ impl Gateway {
     }
 
     /// Room 0: do we serve this?
-    fn door(&self, session: &Session, ctx: &mut Ctx) -> Result<Surface, Rejection> {
+    fn door(&self, session: &ServerSession, ctx: &mut Ctx) -> Result<Surface, Rejection> {
         let head = session.req_header();
         let versioned = headers::is_versioned(head);
         ctx.dialect = surface::dialect_of_errors(head.uri.path(), versioned);
@@ -144,7 +149,7 @@ impl Gateway {
     }
 
     /// The whole body, within its bounds of size, sum and time.
-    async fn read_body(&self, session: &mut Session) -> Result<(Bytes, Reserved), Rejection> {
+    async fn read_body(&self, session: &mut ServerSession) -> Result<(Bytes, Reserved), Rejection> {
         if let Some(coding) = session.req_header().headers.get(CONTENT_ENCODING)
             && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
         {
@@ -168,7 +173,7 @@ impl Gateway {
 
     async fn read_pieces(
         &self,
-        session: &mut Session,
+        session: &mut ServerSession,
         announced: Option<usize>,
         reserved: &mut Reserved,
     ) -> Result<Bytes, Rejection> {
@@ -177,14 +182,13 @@ impl Gateway {
             .headers
             .get(EXPECT)
             .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-        let downstream = session.as_downstream_mut();
         if expects {
             // The 100 itself would switch keep-alive off, since the body is not read yet.
-            downstream.set_close_on_response_before_downstream_finish(false);
-            downstream.write_continue_response().await.map_err(|e| broken(&e))?;
-            downstream.set_close_on_response_before_downstream_finish(true);
+            session.set_close_on_response_before_downstream_finish(false);
+            session.write_continue_response().await.map_err(|e| broken(&e))?;
+            session.set_close_on_response_before_downstream_finish(true);
         }
-        let Some(first) = downstream.read_request_body().await.map_err(|e| broken(&e))? else {
+        let Some(first) = session.read_request_body().await.map_err(|e| broken(&e))? else {
             return Ok(Bytes::new());
         };
         // Bytes count when they come: an announcement alone takes no room from others.
@@ -192,7 +196,7 @@ impl Gateway {
             return Err(full());
         }
         let mut body: Option<Vec<u8>> = None;
-        while let Some(piece) = downstream.read_request_body().await.map_err(|e| broken(&e))? {
+        while let Some(piece) = session.read_request_body().await.map_err(|e| broken(&e))? {
             // A body of one piece is not copied.
             let body = match &mut body {
                 Some(body) => body,
@@ -221,7 +225,7 @@ impl Gateway {
 }
 
 /// Room 1: who asks?
-fn authenticate(session: &Session, keys: &KeyTable) -> Result<Arc<Principal>, Rejection> {
+fn authenticate(session: &ServerSession, keys: &KeyTable) -> Result<Arc<Principal>, Rejection> {
     let headers = &session.req_header().headers;
     let authorization = headers.get_all(AUTHORIZATION).into_iter().map(http::HeaderValue::as_bytes);
     let others = KEY_HEADERS

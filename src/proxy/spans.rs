@@ -39,7 +39,7 @@ impl Gateway {
             output_tokens: receipt.used.usage.output,
             first_token: first_event.map(|at| at.saturating_duration_since(ctx.arrived)),
         };
-        telemetry.end(trace, span, end.now.saturating_duration_since(ctx.arrived));
+        telemetry.end(trace, span, ctx.arrived, end.now);
     }
 }
 

@@ -1,59 +1,43 @@
 //! Connections that are open before a failover needs them.
 //!
 //! The routes that would be asked next (see [`filters::upstream::board::Board::standbys`]) keep one connection each in
-//! the pool that attempts take theirs from. That pool is Pingora's and out of reach from outside; but a *subrequest*
-//! goes through the same proxy, and takes its connection out of the same pool. So warming up is a subrequest of our
-//! own that ends where its head would go out: over HTTP/2 Pingora then puts the connection (back) into the pool,
-//! and nothing was sent. Each round takes it out and puts it back, which keeps it from idling out; pings tell whether it
-//! lives.
+//! the pool that attempts take theirs from. Over HTTP/2 a connection is opened, or taken out of the pool, and put (back)
+//! there without anything being sent; each round that keeps it from idling out, and pings tell whether it lives.
 //!
 //! A connection of HTTP/1.1 only gets into the pool behind a whole answer. So there the provider's free question
 //! (`check:`) is asked, and without one such a provider is not kept warm; neither is one without TLS, whose
 //! connection costs one round trip.
 //!
-//! A subrequest is known by what only this process can put into it ([`Target`]), never by anything in its head. It has
-//! no key, no hold, no access line, and is no attempt: what it finds out, the next attempt finds out too.
+//! It is no attempt: what it finds out, the next attempt finds out too.
 //!
 //! Every thread that serves has a pool of its own, and so a warmer of its own.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Cursor;
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::ids::EndpointId;
-use http::Version;
 use http::header::{HOST, USER_AGENT};
 use pingora::http::RequestHeader;
-use pingora::protocols::http::ServerSession;
-use pingora::upstreams::peer::HttpPeer;
+use pingora::protocols::http::client::HttpSession;
 use pingora::{Error, ErrorType};
-use pingora_proxy::subrequest::Ctx as SubrequestCtx;
-use pingora_proxy::{HttpProxy, Session, SubrequestSpawner};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::ctx::{Ctx, Stage};
-use super::gateway::Gateway;
 use crate::clock;
 use crate::config::checked::Provider;
 use crate::config::reach::Http;
 use crate::drain::Drain;
-use crate::pool::endpoint::Addresses;
-use crate::pool::peer::{Patience, Via, peer};
+use crate::pool::peer::{Via, peer};
+use crate::pool::wire::Wires;
 use crate::pool::{Pool, Snapshot};
 
-/// The warm-up is over where its request would begin.
-const WARM: ErrorType = ErrorType::new("warm");
 /// How often to look who has to be kept warm: a model's first call must not wait long for its standbys.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a connection is taken out of the pool and put back: well within its idle time.
 const AGAIN: Duration = Duration::from_secs(20);
 /// When a provider is tried again whose connections cannot be kept.
 const UNKEPT_AGAIN: Duration = Duration::from_secs(600);
-/// How long one read of the answer to a free question may take.
-const READ: Duration = Duration::from_secs(5);
 /// How long a warm-up may take behind its connection.
 const WARM_UP: Duration = Duration::from_secs(10);
 /// Warm-ups at the same time.
@@ -61,19 +45,10 @@ const AT_ONCE_MAX: usize = 8;
 
 /// Opens connections off the path of calls, on a thread that serves and for this one alone.
 pub struct Warmer {
-    /// The way into its proxy.
-    way_in: SubrequestSpawner,
+    /// Those that this thread's attempts take.
+    wires: Arc<Wires>,
     pool: Arc<Pool>,
     drain: Arc<Drain>,
-}
-
-/// Whose connection is to be warm.
-#[derive(Clone)]
-pub(super) struct Target {
-    snapshot: Arc<Snapshot>,
-    endpoint: EndpointId,
-    address: Arc<OnceLock<SocketAddr>>,
-    found: Arc<OnceLock<Found>>,
 }
 
 /// What a warm-up came to, where it came to a connection.
@@ -85,72 +60,11 @@ enum Found {
     Kept,
 }
 
-impl Target {
-    fn provider(&self) -> pingora::Result<&Arc<Provider>> {
-        Ok(&self.snapshot.endpoint(self.endpoint)?.provider)
-    }
-
-    /// Takes the mark off a session that we made.
-    pub(super) fn of(session: &mut Session) -> Option<Self> {
-        let mark = session.subrequest_ctx.as_mut()?.user_ctx_mut()?;
-        mark.downcast_mut::<Self>().cloned()
-    }
-
-    /// Where it goes.
-    pub(super) async fn peer(&self) -> pingora::Result<Box<HttpPeer>> {
-        let provider = self.provider()?;
-        let Some(address) = self.addresses()?.next().await else {
-            return Error::e_explain(ErrorType::ConnectNoRoute, "no address is known");
-        };
-        self.address.get_or_init(|| address);
-        let patience = Patience { connect: provider.timers.connect, read: READ };
-        Ok(Box::new(peer(provider, address, Via::Pool, patience)))
-    }
-
-    /// There is a connection: it ends here, or asks the free question.
-    pub(super) fn head(&self, head: &mut RequestHeader) -> pingora::Result<()> {
-        let provider = self.provider()?;
-        if head.version == Version::HTTP_2 {
-            self.keep();
-            return Error::e_explain(WARM, "over HTTP/2 nothing has to be sent");
-        }
-        let Some(check) = &provider.check else {
-            self.found.get_or_init(|| Found::Unkept);
-            return Error::e_explain(WARM, "over HTTP/1.1 without a free question");
-        };
-        let mut question = RequestHeader::build("GET", check.path.as_bytes(), Some(2))?;
-        question.insert_header(HOST, provider.base.authority())?;
-        question.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
-        *head = question;
-        Ok(())
-    }
-
-    /// The subrequest is over.
-    pub(super) fn end(&self, error: Option<&Error>) {
-        if error.is_none() {
-            self.keep();
-        }
-    }
-
-    /// The connection is in the pool: attempts are to go to its address.
-    fn keep(&self) {
-        self.found.get_or_init(|| Found::Kept);
-        if let (Some(address), Ok(addresses)) = (self.address.get(), self.addresses()) {
-            addresses.prefer(*address, clock::now());
-        }
-    }
-
-    fn addresses(&self) -> pingora::Result<&Arc<Addresses>> {
-        let unknown = || Error::explain(ErrorType::InternalError, "an endpoint that is not in the snapshot");
-        self.snapshot.addresses.get(self.endpoint.0).ok_or_else(unknown)
-    }
-}
-
 impl Warmer {
-    /// For the proxy of this thread.
+    /// For the attempts that take their connections from here.
     #[must_use]
-    pub fn new(proxy: Arc<HttpProxy<Gateway>>, pool: Arc<Pool>, drain: Arc<Drain>) -> Arc<Self> {
-        Arc::new(Self { way_in: SubrequestSpawner::new(proxy), pool, drain })
+    pub fn new(wires: Arc<Wires>, pool: Arc<Pool>, drain: Arc<Drain>) -> Arc<Self> {
+        Arc::new(Self { wires, pool, drain })
     }
 
     /// Keeps standbys warm until the process leaves.
@@ -171,6 +85,7 @@ impl Warmer {
                     continue;
                 }
             }
+            self.wires.sweep();
             if self.drain.is_closing() {
                 return;
             }
@@ -182,7 +97,7 @@ impl Warmer {
                 if is_due && under_way.len() < AT_ONCE_MAX && busy.insert(provider.clone()) {
                     let (warmer, snapshot) = (Arc::clone(&self), Arc::clone(&snapshot));
                     under_way.spawn(async move {
-                        let again = warmer.warm_up(snapshot, endpoint).await;
+                        let again = warmer.warm_up(&snapshot, endpoint).await;
                         (provider, again)
                     });
                 }
@@ -191,35 +106,69 @@ impl Warmer {
     }
 
     /// Warms one connection; answers when to do so again.
-    async fn warm_up(&self, snapshot: Arc<Snapshot>, endpoint: EndpointId) -> Duration {
-        let Some(parent) = parent().await else { return AGAIN };
-        let target = Target { snapshot, endpoint, address: Arc::default(), found: Arc::default() };
-        let Ok(provider) = target.provider() else { return AGAIN };
+    async fn warm_up(&self, snapshot: &Snapshot, endpoint: EndpointId) -> Duration {
+        let Ok(provider) = snapshot.endpoint(endpoint).map(|endpoint| &endpoint.provider) else {
+            return AGAIN;
+        };
         let limit = provider.timers.connect + WARM_UP;
-        let mark = SubrequestCtx::builder().user_ctx(Box::new(target.clone())).build();
-        let mut task = self.way_in.spawn_background_subrequest(&parent, mark);
-        if tokio::time::timeout(limit, &mut task).await.is_err() {
-            task.abort();
-        }
+        let warmed = tokio::time::timeout(limit, self.open(snapshot, provider, endpoint)).await;
         let provider = provider.name.as_str();
-        match target.found.get() {
-            Some(Found::Kept) => {
+        match warmed {
+            Ok(Ok(Found::Kept)) => {
                 tracing::debug!(provider, "a connection is kept warm");
                 AGAIN
             }
-            Some(Found::Unkept) => {
+            Ok(Ok(Found::Unkept)) => {
                 tracing::debug!(
                     provider,
                     "it speaks HTTP/1.1 and has no `check`: no connection is kept warm"
                 );
                 UNKEPT_AGAIN
             }
-            None => {
-                tracing::debug!(provider, "no connection could be warmed");
+            Ok(Err(error)) => {
+                tracing::debug!(provider, %error, "no connection could be warmed");
+                AGAIN
+            }
+            Err(_) => {
+                tracing::debug!(provider, "no connection could be warmed in time");
                 AGAIN
             }
         }
     }
+
+    /// Opens a connection, or takes one out of the pool, and puts it there.
+    async fn open(
+        &self,
+        snapshot: &Snapshot,
+        provider: &Provider,
+        endpoint: EndpointId,
+    ) -> pingora::Result<Found> {
+        let nowhere = || Error::explain(ErrorType::ConnectNoRoute, "no address is known");
+        let addresses = snapshot.addresses.get(endpoint.0).ok_or_else(nowhere)?;
+        let address = addresses.next().await.ok_or_else(nowhere)?;
+        let peer = peer(provider, address, Via::Pool, provider.timers.connect);
+        let mut wire = self.wires.open(peer).await?;
+        if wire.session.as_http1().is_some() && !asked(&mut wire.session, provider).await? {
+            return Ok(Found::Unkept);
+        }
+        self.wires.give_back(wire, true).await;
+        // Attempts are to go where the connection is.
+        addresses.prefer(address, clock::now());
+        Ok(Found::Kept)
+    }
+}
+
+/// Asks the provider's free question and hears the whole answer; `false`: it has none.
+async fn asked(session: &mut HttpSession, provider: &Provider) -> pingora::Result<bool> {
+    let Some(check) = &provider.check else { return Ok(false) };
+    let mut question = RequestHeader::build("GET", check.path.as_bytes(), Some(2))?;
+    question.insert_header(HOST, provider.base.authority())?;
+    question.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
+    session.write_request_header(Box::new(question)).await?;
+    session.finish_request_body().await?;
+    session.read_response_header().await?;
+    while session.read_response_body().await?.is_some() {}
+    Ok(true)
 }
 
 /// The providers to keep warm, each with one of its endpoints.
@@ -239,23 +188,6 @@ fn targets(snapshot: &Snapshot) -> Vec<(String, EndpointId)> {
         }
     }
     targets
-}
-
-/// The request whose copy every subrequest begins as. Nothing of it goes anywhere.
-async fn parent() -> Option<ServerSession> {
-    let head = Cursor::new(b"GET / HTTP/1.1\r\nhost: tollgate\r\n\r\n".to_vec());
-    let mut session = ServerSession::new_http1(Box::new(head));
-    matches!(session.read_request().await, Ok(true)).then_some(session)
-}
-
-impl Ctx {
-    /// What is to be warmed, where this is no call.
-    pub(super) fn warming(&self) -> Option<&Target> {
-        match &self.stage {
-            Stage::WarmingUp(target) => Some(target),
-            Stage::Arrived | Stage::Admitted(_) | Stage::Finished => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod disk;
 mod docs;
 mod edge;
 mod errors;
+mod exchange;
 mod fleet;
 mod fleet_catalogue;
 mod fleet_keys;

@@ -469,7 +469,8 @@ async fn silence_on_a_pooled_connection_of_http2_is_the_upstreams_own() {
     let second = upstream(Script::default()).await;
     let setup =
         Setup::new(&[address, second.address()]).providers("connect: 10s, first_byte: 2s, first_event: 10s");
-    let gateway = setup.provider(0, "http: h2c").start();
+    // So many answers come on one connection, and each thread has its own.
+    let gateway = setup.provider(0, "http: h2c").threads(1).start();
     for call in 1..=61 {
         let answer = Call::post(whole_request()).send(gateway.http).await;
         let attempts = if call <= 60 { "1" } else { "2" };

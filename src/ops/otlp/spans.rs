@@ -113,11 +113,11 @@ impl Telemetry {
         }))
     }
 
-    /// The call is over. Never waits.
-    pub fn end(&self, mut trace: Box<Trace>, call: CallSpan, took: Duration) {
+    /// The call is over. Never waits. All times of a trace are by one clock, so that no attempt begins before its call.
+    pub fn end(&self, mut trace: Box<Trace>, call: CallSpan, began: Instant, ended: Instant) {
         trace.call = call;
-        trace.took = took;
-        trace.ended = clock::now();
+        trace.took = ended.saturating_duration_since(began);
+        trace.ended = ended;
         trace.ended_unix_nano = u64::try_from(clock::unix_ms()).unwrap_or_default().saturating_mul(1_000_000);
         match self.calls.try_send(trace) {
             Ok(()) => {}
@@ -300,7 +300,7 @@ mod tests {
         let telemetry = Telemetry { calls, dropped: dropped.clone() };
         for _ in 0..3 {
             let trace = telemetry.begin(None).unwrap();
-            telemetry.end(trace, CallSpan::default(), Duration::ZERO);
+            telemetry.end(trace, CallSpan::default(), clock::now(), clock::now());
         }
         assert_eq!((dropped.get(), waiting.try_iter().count()), (2, 1));
     }
