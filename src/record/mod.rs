@@ -13,6 +13,7 @@ mod file;
 pub mod incidents;
 pub mod minutes;
 pub mod notices;
+mod pages;
 mod probes;
 pub mod recorder;
 pub mod report;
