@@ -63,7 +63,6 @@ impl Call {
             at_ms: clock::unix_ms(),
             request: request_id.into(),
             snapshot: Arc::clone(&self.snapshot),
-            model: model.cloned(),
             candidate,
             attempt,
             reason,

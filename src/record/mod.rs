@@ -12,6 +12,7 @@ mod beats;
 mod file;
 pub mod incidents;
 pub mod minutes;
+mod names;
 pub mod notices;
 mod pages;
 mod probes;

@@ -16,10 +16,12 @@ use std::time::{Duration, Instant};
 use filters::ids::EndpointId;
 use filters::slo::judge::{Blame, By, Judged, Verdict};
 use filters::slo::{DAY_MS, MINUTE_MS, start_of};
+use foldhash::fast::RandomState;
 
 use super::attempts::{Row, SERVED};
 use super::minutes::{Counts, Kind};
-use super::words::Words;
+use super::names::{Named, Names};
+use super::words::{Word, Words};
 use super::writer::Batch;
 use super::{Home, RecordError, Records};
 use crate::config::checked::Model;
@@ -76,7 +78,6 @@ pub struct Decided {
     pub at_ms: i64,
     pub request: Box<str>,
     pub snapshot: Arc<Snapshot>,
-    pub model: Option<Arc<Model>>,
     pub candidate: EndpointId,
     /// Attempts so far, this one included.
     pub attempt: u32,
@@ -178,6 +179,7 @@ struct Work {
     keep: Keep,
     records: Option<Records>,
     words: Words,
+    names: Names,
     boot: i64,
     /// Of the next row.
     seq: i64,
@@ -186,7 +188,7 @@ struct Work {
     /// Of the next batch.
     number: i64,
     waiting: VecDeque<Row>,
-    sums: HashMap<Kind, Counts>,
+    sums: HashMap<Kind, Counts, RandomState>,
     /// Days that have their partitions.
     days: Vec<i64>,
     refused: u32,
@@ -207,12 +209,13 @@ impl Work {
             keep,
             records: None,
             words: Words::default(),
+            names: Names::default(),
             boot: entropy::boot(),
             seq: 0,
             trying: None,
             number: 1,
             waiting: VecDeque::new(),
-            sums: HashMap::new(),
+            sums: HashMap::default(),
             days: vec![],
             refused: 0,
             pause: PAUSE,
@@ -273,7 +276,6 @@ impl Work {
             at_ms,
             request,
             snapshot,
-            model,
             candidate,
             attempt,
             reason,
@@ -282,26 +284,26 @@ impl Work {
             outcome,
             next,
         } = decided;
-        let words = &mut self.words;
+        let (words, names) = (&mut self.words, &mut self.names);
         let next = match next {
-            Next::Candidate(id) => place_of(&snapshot, id).0,
-            Next::Wait => "wait",
-            Next::Stop => "stop",
+            Next::Candidate(id) => names.of(words, &snapshot, id).name,
+            Next::Wait => words.ours("wait"),
+            Next::Stop => words.ours("stop"),
         };
-        let (name, region) = place_of(&snapshot, candidate);
+        let Named { model, name, region } = names.of(words, &snapshot, candidate);
         let row = Row {
             at_ms,
             seq: self.seq,
             request,
-            model: words.number(model.as_ref().map_or("", |model| model.name.as_str())),
-            candidate: words.number(name),
-            region: words.number(region),
+            model,
+            candidate: name,
+            region,
             attempt,
-            reason: words.number(reason),
+            reason: words.ours(reason),
             elapsed_ms: millis(elapsed),
             budget_left_ms: millis(budget_left),
-            outcome: words.number(outcome),
-            next: words.number(next),
+            outcome: words.ours(outcome),
+            next,
             is_plain: attempt == 1 && outcome == SERVED,
         };
         self.seq += 1;
@@ -331,14 +333,15 @@ impl Work {
                     (cause, who, badly)
                 }
             };
-            let place = ended.snapshot.as_ref().zip(who).map(|(snapshot, id)| place_of(snapshot, id));
-            let (upstream, region) = place.unwrap_or_default();
+            let who = ended.snapshot.as_ref().zip(who);
+            let named = who.map(|(snapshot, id)| self.names.of(&mut self.words, snapshot, id));
+            let nothing = self.words.ours("");
             let kind = Kind {
                 start_ms: start_of(ended.began_ms, MINUTE_MS),
-                model: self.words.number(ended.model.as_ref().map_or("", |model| model.name.as_str())),
-                upstream: self.words.number(upstream),
-                region: self.words.number(region),
-                cause: self.words.number(cause),
+                model: self.asked(ended, named),
+                upstream: named.map_or(nothing, |named| named.name),
+                region: named.map_or(nothing, |named| named.region),
+                cause: self.words.ours(cause),
             };
             if self.sums.len() >= SUMS_MAX && !self.sums.contains_key(&kind) {
                 self.dropped("sums", 1);
@@ -346,6 +349,13 @@ impl Work {
             }
             self.sums.entry(kind).or_default().add(&counts);
         }
+    }
+
+    /// The asked model: nearly always the one whose route served.
+    fn asked(&mut self, ended: &Ended, served: Option<Named>) -> Word {
+        let asked = ended.model.as_ref().map_or("", |model| model.name.as_str());
+        let model = served.map(|named| named.model).filter(|model| self.words.text(*model) == asked);
+        model.unwrap_or_else(|| self.words.number(asked))
     }
 
     fn dropped(&mut self, what: &'static str, count: u64) {
@@ -364,7 +374,7 @@ impl Work {
         while self.has_something() && self.again <= clock::now() {
             if self.trying.is_none() {
                 let attempts = self.waiting.drain(..self.waiting.len().min(BATCH_MAX)).collect();
-                let calls = std::mem::take(&mut self.sums);
+                let calls = self.sums.drain().collect();
                 self.trying = Some(Batch { boot: self.boot, number: self.number, attempts, calls });
                 self.number += 1;
             }
@@ -445,12 +455,6 @@ impl Work {
         }
         self.days.clear();
     }
-}
-
-/// The name of an endpoint, and where it is.
-fn place_of(snapshot: &Snapshot, id: EndpointId) -> (&str, &str) {
-    let endpoint = snapshot.catalogue.endpoints.get(id.0);
-    endpoint.map_or(("", ""), |endpoint| (endpoint.name.as_str(), endpoint.provider.region.as_str()))
 }
 
 fn millis(span: Duration) -> i64 {
