@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Records that may come between two looks; more are counted and forgotten. The thread would need to be a second late
 /// at sixty thousand calls a second.
 const QUEUE_MAX: usize = 1 << 16;
+/// The length of an id of ours, in bytes: see `entropy::request_id`.
+const ID_BYTES: usize = 36;
 /// Attempts that wait for a database that is away.
 const WAITING_MAX: usize = 1 << 16;
 /// Sums that wait for it: minutes times models, upstreams, regions and causes.
@@ -67,16 +69,39 @@ pub struct Recorder {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// What waits for the thread. Thousands come between two looks: what nearly every call leaves is small, and none of it is
+/// made by one thread and given back by another.
 enum Entry {
-    Decided(Decided),
-    Ended(Ended),
+    Served(Served),
+    Decided(Box<str>, Box<Decided>),
+    Well(Well),
+    Ended(Box<Ended>),
+}
+
+/// A first attempt that served.
+struct Served {
+    at_ms: i64,
+    request: [u8; ID_BYTES],
+    snapshot: Arc<Snapshot>,
+    candidate: EndpointId,
+    elapsed_ms: u32,
+    budget_left_ms: u32,
+}
+
+/// A call that was as good as was promised.
+struct Well {
+    began_ms: i64,
+    model: Option<Arc<Model>>,
+    snapshot: Option<Arc<Snapshot>>,
+    serving: Option<EndpointId>,
+    /// Whether it counts for each promise.
+    counts: (bool, bool),
 }
 
 /// What was decided about a candidate.
 pub struct Decided {
     /// In milliseconds since 1970.
     pub at_ms: i64,
-    pub request: Box<str>,
     pub snapshot: Arc<Snapshot>,
     pub candidate: EndpointId,
     /// Attempts so far, this one included.
@@ -131,16 +156,31 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Keeps what was decided about a candidate.
-    pub fn decided(&self, decided: Decided) {
-        self.put(Entry::Decided(decided));
+    /// Keeps what was decided about a candidate of a call.
+    pub fn decided(&self, request: &str, decided: Decided) {
+        self.put(match Served::of(request, &decided) {
+            Some(served) => Entry::Served(served),
+            None => Entry::Decided(request.into(), Box::new(decided)),
+        });
     }
 
     /// Keeps what became of a call, and counts it.
     pub fn ended(&self, ended: Ended) {
         self.metrics.records.judged(ended.judged);
         if ended.judged != SAYS_NOTHING {
-            self.put(Entry::Ended(ended));
+            self.put(match ended.judged {
+                Judged {
+                    availability: availability @ (None | Some(Verdict::Good)),
+                    latency: latency @ (None | Some(Verdict::Good)),
+                } => Entry::Well(Well {
+                    began_ms: ended.began_ms,
+                    model: ended.model,
+                    snapshot: ended.snapshot,
+                    serving: ended.serving,
+                    counts: (availability.is_some(), latency.is_some()),
+                }),
+                Judged { availability: _, latency: _ } => Entry::Ended(Box::new(ended)),
+            });
         }
     }
 
@@ -170,6 +210,50 @@ impl Recorder {
                 tracing::error!("the thread of records broke: some are lost");
             }
         }
+    }
+}
+
+impl Served {
+    /// `None`: it is something else, or its caller has named it by another name than ours are.
+    fn of(request: &str, decided: &Decided) -> Option<Self> {
+        let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
+            decided;
+        let is_plain = *attempt == 1 && *outcome == SERVED && *reason == "ok" && *next == Next::Stop;
+        Some(Self {
+            at_ms: *at_ms,
+            request: request.as_bytes().try_into().ok().filter(|_| is_plain)?,
+            snapshot: Arc::clone(snapshot),
+            candidate: *candidate,
+            elapsed_ms: u32::try_from(elapsed.as_millis()).ok()?,
+            budget_left_ms: u32::try_from(budget_left.as_millis()).ok()?,
+        })
+    }
+
+    /// What it was made of, in whole milliseconds.
+    fn told(self) -> (Box<str>, Decided) {
+        let Self { at_ms, request, snapshot, candidate, elapsed_ms, budget_left_ms } = self;
+        let decided = Decided {
+            at_ms,
+            snapshot,
+            candidate,
+            attempt: 1,
+            reason: "ok",
+            elapsed: Duration::from_millis(elapsed_ms.into()),
+            budget_left: Duration::from_millis(budget_left_ms.into()),
+            outcome: SERVED,
+            next: Next::Stop,
+        };
+        // It was a text.
+        (String::from_utf8_lossy(&request).into(), decided)
+    }
+}
+
+impl Well {
+    fn told(self) -> Ended {
+        let Self { began_ms, model, snapshot, serving, counts } = self;
+        let good = |counts: bool| counts.then_some(Verdict::Good);
+        let judged = Judged { availability: good(counts.0), latency: good(counts.1) };
+        Ended { began_ms, model, snapshot, serving, last_failed: None, judged }
     }
 }
 
@@ -263,7 +347,12 @@ impl Work {
         let mut entries = self.recorder.take(spare);
         for entry in entries.drain(..) {
             match entry {
-                Entry::Decided(decided) => self.decided(decided),
+                Entry::Served(served) => {
+                    let (request, decided) = served.told();
+                    self.decided(request, decided);
+                }
+                Entry::Decided(request, decided) => self.decided(request, *decided),
+                Entry::Well(well) => self.ended(&well.told()),
                 Entry::Ended(ended) => self.ended(&ended),
             }
         }
@@ -271,19 +360,9 @@ impl Work {
         entries
     }
 
-    fn decided(&mut self, decided: Decided) {
-        let Decided {
-            at_ms,
-            request,
-            snapshot,
-            candidate,
-            attempt,
-            reason,
-            elapsed,
-            budget_left,
-            outcome,
-            next,
-        } = decided;
+    fn decided(&mut self, request: Box<str>, decided: Decided) {
+        let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
+            decided;
         let (words, names) = (&mut self.words, &mut self.names);
         let next = match next {
             Next::Candidate(id) => names.of(words, &snapshot, id).name,
@@ -520,6 +599,39 @@ mod tests {
         assert_eq!((recorder.take(vec![]).len(), dropped(&recorder, "queue")), (QUEUE_MAX, 7));
         recorder.ended(good());
         assert_eq!(recorder.take(vec![]).len(), 1, "there is room again");
+    }
+
+    #[test]
+    fn what_nearly_every_call_leaves_is_small_and_told_as_it_was() {
+        assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
+        let catalogue = crate::config::checked::Catalogue::default();
+        let routing = crate::config::checked::Routing {
+            deadline: Duration::ZERO,
+            attempts_max: 1,
+            stream_max: Duration::ZERO,
+            explore: false,
+            warm: false,
+        };
+        let snapshot = Arc::new(Snapshot::new(catalogue, routing).unwrap());
+        let decided = |attempt, outcome| Decided {
+            at_ms: 7,
+            snapshot: Arc::clone(&snapshot),
+            candidate: EndpointId(3),
+            attempt,
+            reason: "ok",
+            elapsed: Duration::from_millis(11),
+            budget_left: Duration::from_millis(13),
+            outcome,
+            next: Next::Stop,
+        };
+        let ours = entropy::request_id();
+        assert!(Served::of("by-its-caller", &decided(1, SERVED)).is_none());
+        assert!(Served::of(&ours, &decided(2, SERVED)).is_none());
+        assert!(Served::of(&ours, &decided(1, "left")).is_none());
+        let (request, told) = Served::of(&ours, &decided(1, SERVED)).unwrap().told();
+        assert_eq!((request.as_ref(), told.at_ms, told.candidate), (ours.as_str(), 7, EndpointId(3)));
+        assert_eq!((told.elapsed.as_millis(), told.budget_left.as_millis()), (11, 13));
+        assert_eq!((told.attempt, told.reason, told.outcome, told.next), (1, "ok", SERVED, Next::Stop));
     }
 
     #[test]
