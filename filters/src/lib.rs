@@ -45,5 +45,6 @@ pub mod route;
 pub mod slo;
 pub mod status;
 pub mod stream;
+pub mod trace;
 pub mod upstream;
 pub mod verdict;

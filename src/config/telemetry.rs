@@ -4,17 +4,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use deserr::Deserr;
+use filters::money::amount::parse_decimal;
+use filters::trace::{Sampling, Share};
 use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Uri};
 use rustls_pki_types::CertificateDer;
 
-use super::raw::{Named, Span};
+use super::raw::{Decimal, Named, Span};
 use super::{Faults, join, reach};
 use crate::secret::Secret;
 
 /// How often metrics may be sent.
 const EVERY: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 const EVERY_DEFAULT: Duration = Duration::from_secs(60);
+/// A tenth: enough to see how calls go, at a price that does not show.
+const SAMPLE_DEFAULT: &str = "0.1";
 /// Headers that go along, at most.
 const HEADERS_MAX: usize = 16;
 /// These say what a message is, and where: ours to write.
@@ -35,9 +39,17 @@ pub struct Raw {
     /// The certificate authorities to trust there, instead of those of the web: a PEM file. Over TLS only.
     #[deserr(default)]
     pub ca_file: Option<String>,
-    /// Send a span of every call, with one for each attempt; never a key, a prompt or an answer. Default true.
+    /// Send spans of calls, with one for each attempt; never a key, a prompt or an answer. Default true.
     #[deserr(default)]
     pub traces: Option<bool>,
+    /// Of how many calls, as a share from 0 to 1 in quotes, with at most six decimals. Where a caller's `traceparent` says
+    /// whether its trace is sampled, that counts instead. Default "0.1".
+    #[deserr(default)]
+    pub sample: Option<Decimal>,
+    /// Of every other call too that failed: an attempt of it failed, its answer broke off, or its status is 500 or more.
+    /// Not where its caller said no. Default true.
+    #[deserr(default)]
+    pub sample_failed: Option<bool>,
     /// Send every metric that `/metrics` has. Default true.
     #[deserr(default)]
     pub metrics: Option<bool>,
@@ -54,18 +66,20 @@ pub struct Collector {
     pub headers: Vec<(HeaderName, Secret)>,
     /// `None`: those of the web.
     pub authorities: Option<Vec<CertificateDer<'static>>>,
-    pub traces: bool,
+    /// Whose spans are sent; `None`: nobody's.
+    pub traces: Option<Sampling>,
     /// `None`: metrics are not sent.
     pub metrics_every: Option<Duration>,
 }
 
 /// What the block says; `None` where nothing is to be sent. Neither the address nor a header's value is shown.
 pub(super) fn check(raw: Raw, faults: &mut Faults) -> Option<Collector> {
-    let Raw { otlp, headers, ca_file, traces, metrics, metrics_every } = raw;
+    let Raw { otlp, headers, ca_file, traces, sample, sample_failed, metrics, metrics_every } = raw;
     let every = metrics_every.map_or(EVERY_DEFAULT, |span| span.0);
     if !EVERY.contains(&every) {
         faults.push("telemetry.metrics_every", "must be from 1s to 1h");
     }
+    let share = check_share(sample.as_ref(), faults);
     let headers = check_headers(headers, faults);
     let url = otlp?;
     let is_tls = check_url(&url, faults);
@@ -80,8 +94,20 @@ pub(super) fn check(raw: Raw, faults: &mut Faults) -> Option<Collector> {
         url: Secret::new(url.expose().trim_end_matches('/')),
         headers,
         authorities,
-        traces: traces.unwrap_or(true),
+        traces: traces.unwrap_or(true).then_some(Sampling { share, failed: sample_failed.unwrap_or(true) }),
         metrics_every: metrics.unwrap_or(true).then_some(every),
+    })
+}
+
+fn check_share(raw: Option<&Decimal>, faults: &mut Faults) -> Share {
+    let text = raw.map_or(SAMPLE_DEFAULT, |decimal| decimal.0.as_str());
+    let millionths = parse_decimal(text, 6).ok().and_then(|parts| u32::try_from(parts).ok());
+    millionths.and_then(Share::of_millionths).unwrap_or_else(|| {
+        faults.push(
+            "telemetry.sample",
+            "must be a share from 0 to 1 with at most six decimals, such as \"0.1\"",
+        );
+        Share::ALL
     })
 }
 
@@ -138,7 +164,7 @@ mod tests {
     fn a_base_address_is_enough_and_headers_take_their_secrets_from_the_environment() {
         assert_eq!(parse("{}"), Ok(None));
         let plain = parse("{ otlp: \"http://127.0.0.1:4318/\" }").unwrap().unwrap();
-        assert_eq!((plain.url.expose(), plain.traces), ("http://127.0.0.1:4318", true));
+        assert_eq!(plain.url.expose(), "http://127.0.0.1:4318");
         assert_eq!((plain.metrics_every, plain.authorities), (Some(EVERY_DEFAULT), None));
         let hosted = "{ otlp: \"https://otlp.example/otlp\", headers: { authorization: \"Bearer ${TOKEN}\" }, metrics: false }";
         let hosted = parse(hosted).unwrap().unwrap();
@@ -148,6 +174,18 @@ mod tests {
             ("authorization", "Bearer hidden", None)
         );
         assert!(!format!("{hosted:?}").contains("hidden"));
+    }
+
+    #[test]
+    fn a_tenth_of_all_calls_and_every_failed_one_are_traced_unless_it_says_otherwise() {
+        let traces = |more: &str| parse(&format!("{{ otlp: \"http://a\"{more} }}")).unwrap().unwrap().traces;
+        let of =
+            |millionths, failed| Some(Sampling { share: Share::of_millionths(millionths).unwrap(), failed });
+        assert_eq!(traces(""), of(100_000, true));
+        assert_eq!(traces(", sample: \"0.000001\", sample_failed: false"), of(1, false));
+        assert_eq!(traces(", sample: 0"), of(0, true));
+        assert_eq!(traces(", sample: 1"), of(1_000_000, true));
+        assert_eq!(traces(", sample: \"1.0\", traces: false"), None);
     }
 
     #[test]
@@ -161,6 +199,11 @@ mod tests {
             ("{ otlp: \"http://a\", headers: { a: \"\" } }", "telemetry.headers.a: has a value"),
             ("{ otlp: \"http://a\", ca_file: none.pem }", "telemetry.ca_file: is for TLS"),
             ("{ otlp: \"https://a\", ca_file: none.pem }", "none.pem"),
+            ("{ sample: 0.1 }", "telemetry.sample: put quotes around the number"),
+            ("{ sample: \"1.1\" }", "telemetry.sample: must be a share from 0 to 1"),
+            ("{ sample: \"-0.1\" }", "telemetry.sample: must be a share from 0 to 1"),
+            ("{ sample: \"0.0000001\" }", "telemetry.sample: must be a share from 0 to 1"),
+            ("{ sample: \"10%\" }", "telemetry.sample: must be a share from 0 to 1"),
             ("{ metrics_every: 10ms }", "telemetry.metrics_every: must be from 1s to 1h"),
         ] {
             let error = parse(block).unwrap_err();

@@ -9,8 +9,9 @@ use std::cell::RefCell;
 use std::fmt::{self, Debug, Write as _};
 use std::time::{Duration, UNIX_EPOCH};
 
+use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -34,6 +35,15 @@ struct Buffer {
     line: String,
     /// A second since 1970, and its date and time.
     second: Option<(u64, String)>,
+    /// The fields of every place in the source that writes such lines.
+    places: Vec<Place>,
+}
+
+/// A place in the source, and its fields' names as they stand in a line.
+struct Place {
+    callsite: Identifier,
+    format: Format,
+    names: Vec<Box<str>>,
 }
 
 thread_local! {
@@ -69,7 +79,8 @@ where
 
 impl Buffer {
     fn write(&mut self, format: Format, event: &Event<'_>) {
-        let Self { line, second } = self;
+        let Self { line, second, places } = self;
+        let names = names_of(places, format, event.metadata());
         let (target, level) = (event.metadata().target(), event.metadata().level());
         let micros = clock::unix_us();
         line.clear();
@@ -80,7 +91,7 @@ impl Buffer {
                 line.push(' ');
                 line.push_str(target);
                 line.push(':');
-                event.record(&mut Fields { line, format });
+                event.record(&mut Fields { line, format, names });
             }
             Format::Json => {
                 line.push_str("{\"timestamp\":\"");
@@ -88,7 +99,7 @@ impl Buffer {
                 line.push_str("\",\"level\":\"");
                 line.push_str(level.as_str());
                 line.push('"');
-                event.record(&mut Fields { line, format });
+                event.record(&mut Fields { line, format, names });
                 line.push_str(",\"target\":\"");
                 line.push_str(target);
                 line.push_str("\"}");
@@ -96,6 +107,21 @@ impl Buffer {
         }
         line.push('\n');
     }
+}
+
+fn names_of<'a>(places: &'a mut Vec<Place>, format: Format, of: &Metadata<'_>) -> &'a [Box<str>] {
+    let callsite = of.callsite();
+    let known = places.iter().position(|place| place.callsite == callsite && place.format == format);
+    let at = known.unwrap_or_else(|| {
+        let name = |field: Field| match format {
+            Format::Text => format!(" {field}="),
+            Format::Json => format!(",\"{field}\":"),
+        };
+        let names = of.fields().iter().map(|field| name(field).into()).collect();
+        places.push(Place { callsite, format, names });
+        places.len() - 1
+    });
+    places.get(at).map_or(&[], |place| &place.names)
 }
 
 /// A level stands right in so many columns, and one before them.
@@ -136,17 +162,13 @@ fn is_plain(text: &str) -> bool {
 struct Fields<'a> {
     line: &'a mut String,
     format: Format,
+    /// By the field's index.
+    names: &'a [Box<str>],
 }
 
 impl Fields<'_> {
     fn name(&mut self, field: &Field) {
-        let (before, after) = match self.format {
-            Format::Text => (" ", "="),
-            Format::Json => (",\"", "\":"),
-        };
-        self.line.push_str(before);
-        self.line.push_str(field.name());
-        self.line.push_str(after);
+        self.line.push_str(self.names.get(field.index()).map_or("", AsRef::as_ref));
     }
 
     fn number(&mut self, field: &Field, number: impl itoa::Integer) {

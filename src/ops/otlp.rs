@@ -79,12 +79,11 @@ impl Exporter {
     /// # Errors
     /// When there can be no thread.
     pub fn send_spans(&mut self) -> io::Result<Option<Telemetry>> {
-        if !self.config.traces {
-            return Ok(None);
-        }
+        let Some(sampling) = self.config.traces else { return Ok(None) };
         let dropped = self.metrics.node.telemetry_dropped.with_label_values(&["traces"]);
-        let (telemetry, waiting) = Telemetry::new(dropped.clone());
+        let telemetry = Telemetry::new(sampling, dropped.clone());
         let sender = Sender::new(Collector::new(&self.config), Arc::clone(&self.origin), dropped);
+        let waiting = telemetry.waiting();
         self.start("spans", move |stop| sender.run(&waiting, &stop))?;
         Ok(Some(telemetry))
     }
@@ -155,7 +154,7 @@ mod tests {
             url: Secret::new("http://127.0.0.1:1"),
             headers: vec![],
             authorities: None,
-            traces: true,
+            traces: None,
             metrics_every: None,
         };
         let mut exporter = Exporter::new(config, "node".to_owned(), Arc::new(Metrics::new().unwrap()));

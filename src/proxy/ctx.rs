@@ -55,7 +55,7 @@ pub(super) struct Ctx {
     /// The connection it came by.
     pub(super) connection: Option<Arc<Connection>>,
     /// Its spans, where somebody collects them.
-    pub(super) trace: Option<Box<Trace>>,
+    pub(super) trace: Option<Trace>,
     pub(super) _in_flight: InFlight,
 }
 

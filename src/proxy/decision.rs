@@ -59,11 +59,9 @@ impl Call {
             outcome,
             next = self.next_word(next),
         );
-        recorder.decided(Decided {
+        let decided = Decided {
             at_ms: clock::unix_ms(),
-            request: request_id.into(),
             snapshot: Arc::clone(&self.snapshot),
-            model: model.cloned(),
             candidate,
             attempt,
             reason,
@@ -71,7 +69,8 @@ impl Call {
             budget_left,
             outcome,
             next,
-        });
+        };
+        recorder.decided(request_id, decided);
     }
 
     fn next(&self, now: Instant) -> Next {

@@ -12,7 +12,7 @@ use super::ctx::{Call, Ctx, Stage};
 use super::decision::{Decision, millis};
 use super::gate::Receipt;
 use super::gateway::Gateway;
-use super::measure::End;
+use super::measure::{End, how};
 use crate::clock;
 use crate::record::recorder;
 
@@ -54,8 +54,6 @@ impl Gateway {
         }
         let took = now.saturating_duration_since(ctx.arrived);
         self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
-        self.metrics.requests.with_label_values(&[ctx.surface, &status.to_string()]).inc();
-        self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
         let code = code_of(ctx, status, &ended);
         let end = End { status, code, ended: &ended, now };
         self.measure(ctx, call.as_deref(), &receipt, &end);
@@ -63,7 +61,7 @@ impl Gateway {
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), code);
     }
 
-    /// The attempt that served, or was cut: its health, its metric, its decision line.
+    /// The attempt that served, or was cut: its health, its decision line.
     fn record_attempt(&self, ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) {
         let now = clock::now();
         if let Some((leg, timing, reused)) = call.gate.take_leg() {
@@ -83,17 +81,7 @@ impl Gateway {
             call.snapshot.upstreams.finish(pass);
         }
         let Some(current) = call.current else { return };
-        let Ok(endpoint) = call.endpoint(current.endpoint) else { return };
-        let (outcome, reason) = match ended {
-            Ended::Properly => ("served", "ok"),
-            Ended::Broken(failure) => ("cut", failure.word()),
-            Ended::Not => ("left", "caller_left"),
-        };
-        self.metrics.attempts.with_label_values(&[endpoint.name.as_str(), outcome]).inc();
-        if let Some(first_event) = call.gate.first_event() {
-            let histogram = self.metrics.first_event_seconds.with_label_values(&[endpoint.name.as_str()]);
-            histogram.observe(first_event.as_secs_f64());
-        }
+        let (outcome, reason) = how(ended);
         let elapsed = now - current.began;
         let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
         call.decided(&self.recorder, &ctx.request_id, now, &decision);
@@ -162,9 +150,6 @@ impl Gateway {
         if used.estimated {
             self.metrics.estimated.inc();
         }
-        let tokens = &self.metrics.tokens;
-        tokens.with_label_values(&[call.model_name(), "input"]).inc_by(used.usage.prompt());
-        tokens.with_label_values(&[call.model_name(), "output"]).inc_by(used.usage.output);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The decision log, kept: everything that was decided about a candidate of a call. `src/proxy/decision.rs` says what
 //! the words mean.
 //!
-//! First attempts that served are in a table of their own, without an index beside its time: they are nearly all there
-//! is, are kept for a shorter time, and nobody groups them. Whoever asks for a call by its id gets all of it.
+//! First attempts that served are kept apart, without an index beside their time: they are nearly all there is, are kept
+//! for a shorter time, and nobody groups them. A fleet has a table for them, a file has pages (`pages.rs`). Whoever asks
+//! for a call by its id gets all of it.
 
 use deadpool_postgres::Transaction as PgTransaction;
 use rusqlite::{Transaction, params};
@@ -11,7 +12,7 @@ use tokio_postgres::Row as PgRow;
 
 use super::minutes::{counted, turned, whole};
 use super::words::{Word, Words};
-use super::{Place, RecordError, Records, locked};
+use super::{Place, RecordError, Records, locked, pages};
 use crate::ledger::LedgerError;
 
 /// The outcome of an attempt that served.
@@ -39,9 +40,12 @@ pub struct Row {
     pub budget_left_ms: i64,
     pub outcome: Word,
     pub next: Word,
-    /// A first attempt that served.
+    /// A first attempt that served: its reason is `ok`, and nothing comes next.
     pub is_plain: bool,
 }
+
+/// Decisions come in the order of their time, of who made them, and of his own numbers.
+pub(super) type Order = (i64, i64, i64);
 
 /// One decision, as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +122,7 @@ impl Records {
             None => (i64::MIN, i64::MAX),
         };
         let query = format!(
-            "SELECT {TOLD} FROM (
+            "SELECT {TOLD}, a.boot, a.seq FROM (
                  SELECT * FROM attempt WHERE request = $1
                  UNION ALL
                  SELECT * FROM attempt_served WHERE request = $1 AND at_ms >= $2 AND at_ms <= $3) a {WORDS}
@@ -128,8 +132,13 @@ impl Records {
             Place::File(connection) => {
                 let connection = locked(connection);
                 let mut query = connection.prepare_cached(&query)?;
-                let rows = query.query_map(params![request, from_ms, to_ms], of_file)?;
-                Ok(rows.collect::<Result<_, _>>()?)
+                let rows = query.query_map(params![request, from_ms, to_ms], |row| {
+                    Ok(((row.get(0)?, row.get(11)?, row.get(12)?), of_file(row)?))
+                })?;
+                let mut found = rows.collect::<Result<Vec<(Order, Attempt)>, _>>()?;
+                found.extend(pages::of(&connection, request, (from_ms, to_ms))?);
+                found.sort_by_key(|(order, _)| *order);
+                Ok(found.into_iter().map(|(_, attempt)| attempt).collect())
             }
             Place::Fleet(ledger) => Ok(ledger.within(async |t| {
                 let rows = t.query(&query, &[&request, &from_ms, &to_ms]).await?;
@@ -279,16 +288,14 @@ pub(super) fn add_to_file(
     boot: i64,
     rows: &[Row],
 ) -> rusqlite::Result<()> {
-    let insert = |table: &str| {
-        transaction.prepare_cached(&format!(
-            "INSERT INTO {table} (at_ms, boot, seq, request, model, candidate, region, attempt, reason, elapsed_ms,
-                 budget_left_ms, outcome, next)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)"
-        ))
-    };
-    let (mut attempt, mut served) = (insert("attempt")?, insert("attempt_served")?);
-    for row in rows {
-        let insert = if row.is_plain { &mut served } else { &mut attempt };
+    let (plain, others): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_plain);
+    pages::add(transaction, words, boot, &plain)?;
+    let mut insert = transaction.prepare_cached(
+        "INSERT INTO attempt (at_ms, boot, seq, request, model, candidate, region, attempt, reason, elapsed_ms,
+             budget_left_ms, outcome, next)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+    )?;
+    for row in others {
         let [at_ms, boot, seq, model, candidate, region, number, reason, elapsed, left, outcome, next] =
             columns(words, boot, row);
         insert.execute(params![

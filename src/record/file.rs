@@ -9,13 +9,14 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use super::RecordError;
 
 /// In order; one that was released never changes. The first is version 1.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("schema/attempts.sql"),
     include_str!("schema/minutes.sql"),
     include_str!("schema/probes.sql"),
     include_str!("schema/beats.sql"),
     include_str!("schema/incidents.sql"),
     include_str!("schema/notices.sql"),
+    include_str!("schema/served.sql"),
 ];
 /// How long a verb waits for another process' write.
 const BUSY: Duration = Duration::from_secs(5);

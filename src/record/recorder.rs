@@ -16,10 +16,12 @@ use std::time::{Duration, Instant};
 use filters::ids::EndpointId;
 use filters::slo::judge::{Blame, By, Judged, Verdict};
 use filters::slo::{DAY_MS, MINUTE_MS, start_of};
+use foldhash::fast::RandomState;
 
 use super::attempts::{Row, SERVED};
 use super::minutes::{Counts, Kind};
-use super::words::Words;
+use super::names::{Named, Names};
+use super::words::{Word, Words};
 use super::writer::Batch;
 use super::{Home, RecordError, Records};
 use crate::config::checked::Model;
@@ -33,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Records that may come between two looks; more are counted and forgotten. The thread would need to be a second late
 /// at sixty thousand calls a second.
 const QUEUE_MAX: usize = 1 << 16;
+/// The length of an id of ours, in bytes: see `entropy::request_id`.
+const ID_BYTES: usize = 36;
 /// Attempts that wait for a database that is away.
 const WAITING_MAX: usize = 1 << 16;
 /// Sums that wait for it: minutes times models, upstreams, regions and causes.
@@ -65,18 +69,40 @@ pub struct Recorder {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// What waits for the thread. Thousands come between two looks: what nearly every call leaves is small, and none of it is
+/// made by one thread and given back by another.
 enum Entry {
-    Decided(Decided),
-    Ended(Ended),
+    Served(Served),
+    Decided(Box<str>, Box<Decided>),
+    Well(Well),
+    Ended(Box<Ended>),
+}
+
+/// A first attempt that served.
+struct Served {
+    at_ms: i64,
+    request: [u8; ID_BYTES],
+    snapshot: Arc<Snapshot>,
+    candidate: EndpointId,
+    elapsed_ms: u32,
+    budget_left_ms: u32,
+}
+
+/// A call that was as good as was promised.
+struct Well {
+    began_ms: i64,
+    model: Option<Arc<Model>>,
+    snapshot: Option<Arc<Snapshot>>,
+    serving: Option<EndpointId>,
+    /// Whether it counts for each promise.
+    counts: (bool, bool),
 }
 
 /// What was decided about a candidate.
 pub struct Decided {
     /// In milliseconds since 1970.
     pub at_ms: i64,
-    pub request: Box<str>,
     pub snapshot: Arc<Snapshot>,
-    pub model: Option<Arc<Model>>,
     pub candidate: EndpointId,
     /// Attempts so far, this one included.
     pub attempt: u32,
@@ -130,16 +156,31 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Keeps what was decided about a candidate.
-    pub fn decided(&self, decided: Decided) {
-        self.put(Entry::Decided(decided));
+    /// Keeps what was decided about a candidate of a call.
+    pub fn decided(&self, request: &str, decided: Decided) {
+        self.put(match Served::of(request, &decided) {
+            Some(served) => Entry::Served(served),
+            None => Entry::Decided(request.into(), Box::new(decided)),
+        });
     }
 
     /// Keeps what became of a call, and counts it.
     pub fn ended(&self, ended: Ended) {
         self.metrics.records.judged(ended.judged);
         if ended.judged != SAYS_NOTHING {
-            self.put(Entry::Ended(ended));
+            self.put(match ended.judged {
+                Judged {
+                    availability: availability @ (None | Some(Verdict::Good)),
+                    latency: latency @ (None | Some(Verdict::Good)),
+                } => Entry::Well(Well {
+                    began_ms: ended.began_ms,
+                    model: ended.model,
+                    snapshot: ended.snapshot,
+                    serving: ended.serving,
+                    counts: (availability.is_some(), latency.is_some()),
+                }),
+                Judged { availability: _, latency: _ } => Entry::Ended(Box::new(ended)),
+            });
         }
     }
 
@@ -172,12 +213,57 @@ impl Recorder {
     }
 }
 
+impl Served {
+    /// `None`: it is something else, or its caller has named it by another name than ours are.
+    fn of(request: &str, decided: &Decided) -> Option<Self> {
+        let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
+            decided;
+        let is_plain = *attempt == 1 && *outcome == SERVED && *reason == "ok" && *next == Next::Stop;
+        Some(Self {
+            at_ms: *at_ms,
+            request: request.as_bytes().try_into().ok().filter(|_| is_plain)?,
+            snapshot: Arc::clone(snapshot),
+            candidate: *candidate,
+            elapsed_ms: u32::try_from(elapsed.as_millis()).ok()?,
+            budget_left_ms: u32::try_from(budget_left.as_millis()).ok()?,
+        })
+    }
+
+    /// What it was made of, in whole milliseconds.
+    fn told(self) -> (Box<str>, Decided) {
+        let Self { at_ms, request, snapshot, candidate, elapsed_ms, budget_left_ms } = self;
+        let decided = Decided {
+            at_ms,
+            snapshot,
+            candidate,
+            attempt: 1,
+            reason: "ok",
+            elapsed: Duration::from_millis(elapsed_ms.into()),
+            budget_left: Duration::from_millis(budget_left_ms.into()),
+            outcome: SERVED,
+            next: Next::Stop,
+        };
+        // It was a text.
+        (String::from_utf8_lossy(&request).into(), decided)
+    }
+}
+
+impl Well {
+    fn told(self) -> Ended {
+        let Self { began_ms, model, snapshot, serving, counts } = self;
+        let good = |counts: bool| counts.then_some(Verdict::Good);
+        let judged = Judged { availability: good(counts.0), latency: good(counts.1) };
+        Ended { began_ms, model, snapshot, serving, last_failed: None, judged }
+    }
+}
+
 /// The thread's own.
 struct Work {
     recorder: Arc<Recorder>,
     keep: Keep,
     records: Option<Records>,
     words: Words,
+    names: Names,
     boot: i64,
     /// Of the next row.
     seq: i64,
@@ -186,7 +272,7 @@ struct Work {
     /// Of the next batch.
     number: i64,
     waiting: VecDeque<Row>,
-    sums: HashMap<Kind, Counts>,
+    sums: HashMap<Kind, Counts, RandomState>,
     /// Days that have their partitions.
     days: Vec<i64>,
     refused: u32,
@@ -207,12 +293,13 @@ impl Work {
             keep,
             records: None,
             words: Words::default(),
+            names: Names::default(),
             boot: entropy::boot(),
             seq: 0,
             trying: None,
             number: 1,
             waiting: VecDeque::new(),
-            sums: HashMap::new(),
+            sums: HashMap::default(),
             days: vec![],
             refused: 0,
             pause: PAUSE,
@@ -260,7 +347,12 @@ impl Work {
         let mut entries = self.recorder.take(spare);
         for entry in entries.drain(..) {
             match entry {
-                Entry::Decided(decided) => self.decided(decided),
+                Entry::Served(served) => {
+                    let (request, decided) = served.told();
+                    self.decided(request, decided);
+                }
+                Entry::Decided(request, decided) => self.decided(request, *decided),
+                Entry::Well(well) => self.ended(&well.told()),
                 Entry::Ended(ended) => self.ended(&ended),
             }
         }
@@ -268,40 +360,29 @@ impl Work {
         entries
     }
 
-    fn decided(&mut self, decided: Decided) {
-        let Decided {
-            at_ms,
-            request,
-            snapshot,
-            model,
-            candidate,
-            attempt,
-            reason,
-            elapsed,
-            budget_left,
-            outcome,
-            next,
-        } = decided;
-        let words = &mut self.words;
+    fn decided(&mut self, request: Box<str>, decided: Decided) {
+        let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
+            decided;
+        let (words, names) = (&mut self.words, &mut self.names);
         let next = match next {
-            Next::Candidate(id) => place_of(&snapshot, id).0,
-            Next::Wait => "wait",
-            Next::Stop => "stop",
+            Next::Candidate(id) => names.of(words, &snapshot, id).name,
+            Next::Wait => words.ours("wait"),
+            Next::Stop => words.ours("stop"),
         };
-        let (name, region) = place_of(&snapshot, candidate);
+        let Named { model, name, region } = names.of(words, &snapshot, candidate);
         let row = Row {
             at_ms,
             seq: self.seq,
             request,
-            model: words.number(model.as_ref().map_or("", |model| model.name.as_str())),
-            candidate: words.number(name),
-            region: words.number(region),
+            model,
+            candidate: name,
+            region,
             attempt,
-            reason: words.number(reason),
+            reason: words.ours(reason),
             elapsed_ms: millis(elapsed),
             budget_left_ms: millis(budget_left),
-            outcome: words.number(outcome),
-            next: words.number(next),
+            outcome: words.ours(outcome),
+            next,
             is_plain: attempt == 1 && outcome == SERVED,
         };
         self.seq += 1;
@@ -331,14 +412,15 @@ impl Work {
                     (cause, who, badly)
                 }
             };
-            let place = ended.snapshot.as_ref().zip(who).map(|(snapshot, id)| place_of(snapshot, id));
-            let (upstream, region) = place.unwrap_or_default();
+            let who = ended.snapshot.as_ref().zip(who);
+            let named = who.map(|(snapshot, id)| self.names.of(&mut self.words, snapshot, id));
+            let nothing = self.words.ours("");
             let kind = Kind {
                 start_ms: start_of(ended.began_ms, MINUTE_MS),
-                model: self.words.number(ended.model.as_ref().map_or("", |model| model.name.as_str())),
-                upstream: self.words.number(upstream),
-                region: self.words.number(region),
-                cause: self.words.number(cause),
+                model: self.asked(ended, named),
+                upstream: named.map_or(nothing, |named| named.name),
+                region: named.map_or(nothing, |named| named.region),
+                cause: self.words.ours(cause),
             };
             if self.sums.len() >= SUMS_MAX && !self.sums.contains_key(&kind) {
                 self.dropped("sums", 1);
@@ -346,6 +428,13 @@ impl Work {
             }
             self.sums.entry(kind).or_default().add(&counts);
         }
+    }
+
+    /// The asked model: nearly always the one whose route served.
+    fn asked(&mut self, ended: &Ended, served: Option<Named>) -> Word {
+        let asked = ended.model.as_ref().map_or("", |model| model.name.as_str());
+        let model = served.map(|named| named.model).filter(|model| self.words.text(*model) == asked);
+        model.unwrap_or_else(|| self.words.number(asked))
     }
 
     fn dropped(&mut self, what: &'static str, count: u64) {
@@ -364,7 +453,7 @@ impl Work {
         while self.has_something() && self.again <= clock::now() {
             if self.trying.is_none() {
                 let attempts = self.waiting.drain(..self.waiting.len().min(BATCH_MAX)).collect();
-                let calls = std::mem::take(&mut self.sums);
+                let calls = self.sums.drain().collect();
                 self.trying = Some(Batch { boot: self.boot, number: self.number, attempts, calls });
                 self.number += 1;
             }
@@ -447,12 +536,6 @@ impl Work {
     }
 }
 
-/// The name of an endpoint, and where it is.
-fn place_of(snapshot: &Snapshot, id: EndpointId) -> (&str, &str) {
-    let endpoint = snapshot.catalogue.endpoints.get(id.0);
-    endpoint.map_or(("", ""), |endpoint| (endpoint.name.as_str(), endpoint.provider.region.as_str()))
-}
-
 fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
@@ -516,6 +599,39 @@ mod tests {
         assert_eq!((recorder.take(vec![]).len(), dropped(&recorder, "queue")), (QUEUE_MAX, 7));
         recorder.ended(good());
         assert_eq!(recorder.take(vec![]).len(), 1, "there is room again");
+    }
+
+    #[test]
+    fn what_nearly_every_call_leaves_is_small_and_told_as_it_was() {
+        assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
+        let catalogue = crate::config::checked::Catalogue::default();
+        let routing = crate::config::checked::Routing {
+            deadline: Duration::ZERO,
+            attempts_max: 1,
+            stream_max: Duration::ZERO,
+            explore: false,
+            warm: false,
+        };
+        let snapshot = Arc::new(Snapshot::new(catalogue, routing).unwrap());
+        let decided = |attempt, outcome| Decided {
+            at_ms: 7,
+            snapshot: Arc::clone(&snapshot),
+            candidate: EndpointId(3),
+            attempt,
+            reason: "ok",
+            elapsed: Duration::from_millis(11),
+            budget_left: Duration::from_millis(13),
+            outcome,
+            next: Next::Stop,
+        };
+        let ours = entropy::request_id();
+        assert!(Served::of("by-its-caller", &decided(1, SERVED)).is_none());
+        assert!(Served::of(&ours, &decided(2, SERVED)).is_none());
+        assert!(Served::of(&ours, &decided(1, "left")).is_none());
+        let (request, told) = Served::of(&ours, &decided(1, SERVED)).unwrap().told();
+        assert_eq!((request.as_ref(), told.at_ms, told.candidate), (ours.as_str(), 7, EndpointId(3)));
+        assert_eq!((told.elapsed.as_millis(), told.budget_left.as_millis()), (11, 13));
+        assert_eq!((told.attempt, told.reason, told.outcome, told.next), (1, "ok", SERVED, Next::Stop));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 use super::{Place, RecordError, Records, locked};
 
 /// A word, as this process numbers it.
@@ -14,10 +16,12 @@ pub struct Word(usize);
 /// All words that were met so far.
 #[derive(Debug, Default)]
 pub struct Words {
-    numbers: HashMap<Box<str>, Word>,
+    numbers: HashMap<Box<str>, Word, RandomState>,
     texts: Vec<Box<str>>,
     /// What the database calls them, once it was asked.
     ids: Vec<Option<i64>>,
+    /// Those of our own enums that were met, by where they stand in memory: those that nearly every record has come first.
+    ours: Vec<(&'static str, Word)>,
 }
 
 impl Words {
@@ -31,6 +35,22 @@ impl Words {
         self.texts.push(text.into());
         self.ids.push(None);
         word
+    }
+
+    /// The number of a word of our own, without a look at its letters.
+    pub(super) fn ours(&mut self, text: &'static str) -> Word {
+        let known = self.ours.iter().find(|(known, _)| std::ptr::eq(*known, text));
+        if let Some((_, word)) = known {
+            return *word;
+        }
+        let word = self.number(text);
+        self.ours.push((text, word));
+        word
+    }
+
+    /// The word of a number.
+    pub(super) fn text(&self, word: Word) -> &str {
+        self.texts.get(word.0).map_or("", AsRef::as_ref)
     }
 
     /// What the database calls a word; 0, which it calls none, where it was not asked.
@@ -119,6 +139,7 @@ mod tests {
         let (mut one, mut other) = (Words::default(), Words::default());
         let (connect, idle) = (one.number("connect"), one.number("idle"));
         assert_eq!((one.number("connect"), one.id(connect)), (connect, 0));
+        assert_eq!([one.ours("idle"), one.ours("idle"), one.number("idle")], [idle; 3]);
         records.introduce(&mut one).unwrap();
         let twin = other.number("idle");
         records.introduce(&mut other).unwrap();

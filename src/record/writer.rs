@@ -10,8 +10,9 @@ use super::words::Words;
 use super::{Place, RecordError, Records, locked};
 use crate::config::records::Keep;
 
-/// Rows that one statement takes away, so that nobody waits long for it.
+/// Rows that one statement takes away, so that nobody waits long for it; and pages of them.
 const DELETE_ROWS_MAX: u32 = 20_000;
+const DELETE_PAGES_MAX: u32 = 40;
 /// How long the hours of good and bad calls are kept, beyond what is kept of minutes.
 const HOURS_KEPT_MS: i64 = 400 * DAY_MS;
 /// How long a process's last batch is remembered.
@@ -45,7 +46,7 @@ impl Records {
                 let turn = "INSERT INTO record_writer (boot, batch, at_ms) VALUES (?1, ?2, ?3)
                             ON CONFLICT DO UPDATE SET batch = excluded.batch, at_ms = excluded.at_ms
                             WHERE batch < excluded.batch";
-                if transaction.execute(turn, [*boot, *number, now_ms])? > 0 {
+                if transaction.prepare_cached(turn)?.execute([*boot, *number, now_ms])? > 0 {
                     attempts::add_to_file(&transaction, words, *boot, rows)?;
                     minutes::add_to_file(&transaction, words, calls)?;
                 }
@@ -96,7 +97,8 @@ impl Records {
         match &self.0 {
             Place::File(connection) => {
                 let attempts = attempts.map(|(table, before)| (table, "at_ms", before));
-                for (table, column, before) in old.into_iter().chain(attempts) {
+                let pages = [("served_page", "to_ms", before(keep.served))];
+                for (table, column, before) in old.into_iter().chain(attempts).chain(pages) {
                     while delete(connection, table, column, before)? > 0 {}
                 }
                 self.shrink(keep.file_bytes_max)
@@ -119,24 +121,34 @@ impl Records {
     fn shrink(&self, bytes_max: u64) -> Result<u64, RecordError> {
         let Place::File(connection) = &self.0 else { return Ok(0) };
         let mut gone = 0;
-        for table in ["attempt_served", "attempt"] {
+        let key = "at_ms, boot, seq";
+        for (table, key, order, rows, most) in [
+            ("attempt_served", key, key, "1", DELETE_ROWS_MAX),
+            ("served_page", "id", "to_ms, id", "rows", DELETE_PAGES_MAX),
+            ("attempt", key, key, "1", DELETE_ROWS_MAX),
+        ] {
+            let delete = format!(
+                "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} ORDER BY {order} LIMIT ?1)
+                 RETURNING {rows}"
+            );
             while used_bytes(connection)? > bytes_max {
-                let deleted = locked(connection).execute(
-                    &format!(
-                        "DELETE FROM {table} WHERE (at_ms, boot, seq) IN
-                             (SELECT at_ms, boot, seq FROM {table} ORDER BY at_ms, boot, seq LIMIT ?1)"
-                    ),
-                    [DELETE_ROWS_MAX],
-                )?;
+                let deleted = sum(&locked(connection), &delete, most)?;
                 if deleted == 0 {
                     break;
                 }
-                gone += u64::try_from(deleted).unwrap_or_default();
+                gone += deleted;
             }
         }
         locked(connection).execute_batch(&format!("PRAGMA incremental_vacuum({PAGES_FREED})"))?;
         Ok(gone)
     }
+}
+
+/// The sum of what a statement answers, which may be asked of so many rows.
+fn sum(connection: &rusqlite::Connection, sql: &str, most: u32) -> rusqlite::Result<u64> {
+    let mut statement = connection.prepare(sql)?;
+    let counts = statement.query_map([most], |row| minutes::counted(row, 0))?;
+    counts.sum()
 }
 
 /// Deletes some rows from before a time; the connection is free for others in between.
@@ -146,17 +158,18 @@ fn delete(
     column: &str,
     before: i64,
 ) -> rusqlite::Result<usize> {
-    // The key of a table without row ids begins with its time: the oldest are found without looking.
-    let key = match table {
-        "slo_minute" => "start_ms, model, upstream, region, cause",
-        "slo_hour" => "start_ms, model, region",
-        "record_writer" => "boot",
-        _ => "at_ms, boot, seq",
+    // The key of a table without row ids begins with its time: the oldest are found without looking. Pages have an index.
+    let (key, most) = match table {
+        "slo_minute" => ("start_ms, model, upstream, region, cause", DELETE_ROWS_MAX),
+        "slo_hour" => ("start_ms, model, region", DELETE_ROWS_MAX),
+        "record_writer" => ("boot", DELETE_ROWS_MAX),
+        "served_page" => ("id", DELETE_PAGES_MAX),
+        _ => ("at_ms, boot, seq", DELETE_ROWS_MAX),
     };
     let delete = format!(
         "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {column} < ?1 ORDER BY {key} LIMIT ?2)"
     );
-    locked(connection).execute(&delete, rusqlite::params![before, DELETE_ROWS_MAX])
+    locked(connection).execute(&delete, rusqlite::params![before, most])
 }
 
 /// What of the file is in use.

@@ -203,7 +203,7 @@ async fn a_hosted_collector_is_asked_over_tls_with_its_headers_and_nobody_else_s
     let tls = TlsUpstream::start(&authority, wants(), collector.address).await;
     let mock = upstream(script("{}")).await;
     let block = format!(
-        "telemetry: {{ otlp: \"https://{}/\", ca_file: \"{}\", metrics_every: 1s, \
+        "telemetry: {{ otlp: \"https://{}/\", ca_file: \"{}\", metrics_every: 1s, sample: 1, \
          headers: {{ authorization: \"Bearer ${{OTLP_TOKEN}}\", x-scope-orgid: tenant }} }}",
         tls.address,
         authority.ca_file().display()
@@ -272,7 +272,7 @@ async fn either_signal_can_be_left_out() {
     gateway.signal("-TERM");
     assert!(gateway.wait().success());
     assert_eq!((collector.spans().len(), collector.readings().len()), (0, 1));
-    let mut gateway = setup(", metrics: false").start();
+    let mut gateway = setup(", metrics: false, sample: 1").start();
     assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
     gateway.signal("-TERM");
     assert!(gateway.wait().success());

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use filters::trace::{Share, TraceId};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::net::TcpListener;
 use tollgate::mock::Mock;
@@ -13,9 +14,20 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 /// What was dropped, as `/metrics` has it.
 const DROPPED: &str = "tollgate_telemetry_dropped_total{signal=\"traces\"}";
 
+/// Every call is traced.
 fn setup(mocks: &[Mock], collector: SocketAddr) -> Setup {
+    sampled(mocks, collector, "sample: 1")
+}
+
+fn sampled(mocks: &[Mock], collector: SocketAddr, which: &str) -> Setup {
     let addresses: Vec<SocketAddr> = mocks.iter().map(Mock::address).collect();
-    Setup::new(&addresses).with(&format!("telemetry: {{ otlp: \"http://{collector}\" }}"))
+    Setup::new(&addresses).with(&format!("telemetry: {{ otlp: \"http://{collector}\", {which} }}"))
+}
+
+/// A call whose caller says whether it is sampled.
+fn said(sampled: bool) -> Call {
+    let flags = u8::from(sampled);
+    Call::post(whole_request()).header("traceparent", &format!("00-{TRACE}-00f067aa0ba902b7-{flags:02}"))
 }
 
 fn attribute(span: &Span, key: &str) -> String {
@@ -67,6 +79,65 @@ async fn a_traceparent_that_makes_no_sense_is_none_and_one_that_says_no_is_heede
     assert!(spans.iter().all(|span| span.trace_id != u128::from_str_radix(TRACE, 16).unwrap().to_be_bytes()));
     assert_eq!(attribute(&spans[0], "tollgate.request_id"), "no-false");
     assert!(spans[0].parent_span_id.is_empty());
+}
+
+#[tokio::test]
+async fn a_share_is_kept_by_the_ids_of_traces_and_its_callers_word_counts_before_it() {
+    let collector = Collector::start().await;
+    let mocks = [upstream(script("{}")).await];
+    let gateway = sampled(&mocks, collector.address, "sample: \"0.5\"").balance("100").start();
+    for _ in 0..40 {
+        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+        assert_eq!(said(false).send(gateway.http).await.status, 200);
+    }
+    // Calls are sent in their order: with this one's spans all are there.
+    assert_eq!(said(true).send(gateway.http).await.status, 200);
+    let by_caller = |span: &Span| attribute(span, "tollgate.kept_by") == "caller";
+    let last = || Some(collector.spans()).filter(|spans| spans.iter().any(by_caller));
+    let mut spans = collector.wait_for("the last call", last).await;
+    spans.retain(|span| !attribute(span, "tollgate.kept_by").is_empty());
+    let (caller, share): (Vec<Span>, Vec<Span>) = spans.into_iter().partition(by_caller);
+    assert_eq!(caller.len(), 1, "none of those that are not sampled");
+    assert!((1..40).contains(&share.len()), "{} of 40", share.len());
+    let half = Share::of_millionths(500_000).unwrap();
+    for span in share {
+        assert_eq!(attribute(&span, "tollgate.kept_by"), "share");
+        let id = u128::from_be_bytes(span.trace_id.try_into().unwrap());
+        assert!(half.keeps(TraceId(id.try_into().unwrap())), "{id:032x}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_failed_is_kept_whatever_the_share_unless_it_or_its_caller_says_no() {
+    let failing = || Call::post(whole_request());
+    for (which, first, kept) in [
+        ("sample: 0", failing(), true),
+        ("sample: 0", said(false), false),
+        ("sample: 0, sample_failed: false", failing(), false),
+    ] {
+        let collector = Collector::start().await;
+        let dead = r#"{"fault":{"kind":"status","code":503}}"#;
+        let mocks = [upstream(script(dead)).await, upstream(script("{}")).await];
+        let gateway = sampled(&mocks, collector.address, which).balance("100").start();
+        assert_eq!(first.header("x-request-id", "failed").send(gateway.http).await.status, 200);
+        mocks[0].set_script(script("{}"));
+        assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+        // Refused by us, for a fault of its caller's.
+        assert_eq!(Call::post("{").send(gateway.http).await.status, 400);
+        // Calls are sent in their order: with this one's spans all are there.
+        assert_eq!(said(true).header("x-request-id", "last").send(gateway.http).await.status, 200);
+        let spans = collector.wait_for_spans(if kept { 5 } else { 2 }).await;
+        let told: Vec<[String; 3]> = spans
+            .iter()
+            .map(|it| {
+                ["request_id", "kept_by", "outcome"].map(|key| attribute(it, &format!("tollgate.{key}")))
+            })
+            .collect();
+        let failed = [["failed", "failed", ""], ["", "", "failed"], ["", "", "served"]];
+        let last = [["last", "caller", ""], ["", "", "served"]];
+        let wanted: Vec<_> = failed.into_iter().filter(|_| kept).chain(last).collect();
+        assert_eq!(told, wanted, "{which}");
+    }
 }
 
 #[tokio::test]

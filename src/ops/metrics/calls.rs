@@ -1,6 +1,6 @@
 //! What one call leaves behind: its commit, its first byte, its holds, and the same in OpenTelemetry's names.
 //!
-//! A served call counts in a dozen places under the labels of its route. They are looked up once for each route and kept
+//! A served call counts in a score of places under the labels of its route. They are looked up once for each route and kept
 //! with the snapshot ([`Counted`]): a call costs one look-up, whatever it counts.
 //!
 //! The names with `gen_ai_` are those of OpenTelemetry's semantic conventions for generative AI (of 2026, status
@@ -13,9 +13,10 @@ use std::time::Duration;
 use filters::dialect::{Dialect, Operation};
 use filters::limit::Kind;
 use filters::upstream::board::Route;
+use foldhash::fast::RandomState;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Registry};
 
-use super::{counter, counters, histograms, register};
+use super::{Metrics, counter, counters, histograms, register};
 
 /// As the conventions say, in tokens.
 const TOKENS: [f64; 14] = [
@@ -61,8 +62,10 @@ pub struct CallMetrics {
     limited: IntCounterVec,
     /// Holds placed.
     holds_placed: IntCounter,
-    /// Holds of calls that came to an end, by that end.
-    holds_ended: IntCounterVec,
+    /// Holds of calls that came to an end: something was charged.
+    holds_captured: IntCounter,
+    /// The same: nothing was.
+    holds_released: IntCounter,
     /// Nano-dollars that went back.
     released_nano: IntCounter,
     token_usage: HistogramVec,
@@ -84,6 +87,15 @@ pub struct Labels<'a> {
 
 /// What a served call counts, of one route.
 pub struct Counters {
+    /// Of its surface, with status 200.
+    pub requests: IntCounter,
+    /// Its attempts that served.
+    pub served: IntCounter,
+    /// Of its surface.
+    request_seconds: Histogram,
+    first_event_seconds: Histogram,
+    tokens_in: IntCounter,
+    tokens_out: IntCounter,
     commits: IntCounter,
     first_byte_seconds: Histogram,
     input: Histogram,
@@ -99,6 +111,8 @@ pub struct Counters {
 pub struct Answered {
     /// From request sent to the head.
     pub first_byte: Option<Duration>,
+    /// From there to the first meaningful event.
+    pub first_event: Option<Duration>,
     /// From the call's arrival to its first meaningful event.
     pub first_token: Option<Duration>,
     /// From there to its last piece.
@@ -114,7 +128,7 @@ pub struct Answered {
 /// The counters of a snapshot's routes; bounded by its catalogue.
 #[derive(Default)]
 pub struct Counted {
-    of: RwLock<HashMap<Route, Arc<Counters>>>,
+    of: RwLock<HashMap<Route, Arc<Counters>, RandomState>>,
 }
 
 impl Counted {
@@ -133,8 +147,14 @@ impl Counters {
     /// The answer has ended.
     pub fn answered(&self, call: &Answered) {
         self.commits.inc();
+        self.request_seconds.observe(call.call.as_secs_f64());
+        self.tokens_in.inc_by(call.input_tokens);
+        self.tokens_out.inc_by(call.output_tokens);
         if let Some(first_byte) = call.first_byte {
             self.first_byte_seconds.observe(first_byte.as_secs_f64());
+        }
+        if let Some(first_event) = call.first_event {
+            self.first_event_seconds.observe(first_event.as_secs_f64());
         }
         self.client_seconds.observe(call.attempt.as_secs_f64());
         self.server_seconds.observe(call.call.as_secs_f64());
@@ -158,6 +178,12 @@ impl CallMetrics {
             let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
             register(r, HistogramVec::new(opts, labels)?)
         };
+        let holds_ended = counters(
+            r,
+            "holds_ended_total",
+            "Holds of finished calls: `captured` when something was charged, else `released`.",
+            &["end"],
+        )?;
         Ok(Self {
             commits: counters(r, "commits_total", "Answers that became the caller's.", &["endpoint"])?,
             first_byte_seconds: histograms(
@@ -173,12 +199,8 @@ impl CallMetrics {
                 &["scope", "kind"],
             )?,
             holds_placed: counter(r, "holds_placed_total", "Holds that were placed.")?,
-            holds_ended: counters(
-                r,
-                "holds_ended_total",
-                "Holds of finished calls: `captured` when something was charged, else `released`.",
-                &["end"],
-            )?,
+            holds_captured: holds_ended.with_label_values(&["captured"]),
+            holds_released: holds_ended.with_label_values(&["released"]),
             released_nano: counter(
                 r,
                 "released_nano_dollars_total",
@@ -217,24 +239,6 @@ impl CallMetrics {
         })
     }
 
-    /// What a route's served calls count.
-    #[must_use]
-    pub fn of(&self, labels: Labels<'_>) -> Counters {
-        let [operation, provider, model] = labels.gen_ai();
-        let gen_ai = [operation, provider, model];
-        let with = |last: &'static str| [operation, provider, model, last];
-        Counters {
-            commits: self.commits.with_label_values(&[labels.endpoint]),
-            first_byte_seconds: self.first_byte_seconds.with_label_values(&[labels.endpoint]),
-            input: self.token_usage.with_label_values(&with("input")),
-            output: self.token_usage.with_label_values(&with("output")),
-            client_seconds: self.client_seconds.with_label_values(&with("")),
-            server_seconds: self.server_seconds.with_label_values(&with("")),
-            first_token_seconds: self.first_token_seconds.with_label_values(&gen_ai),
-            per_token_seconds: self.per_token_seconds.with_label_values(&gen_ai),
-        }
-    }
-
     /// An attempt failed, for this reason.
     pub fn attempt_failed(&self, labels: Labels<'_>, reason: &str, took: Duration) {
         let [operation, provider, model] = labels.gen_ai();
@@ -258,14 +262,44 @@ impl CallMetrics {
 
     /// A hold has ended with its call, and so many nano-dollars of it went back.
     pub fn hold_ended(&self, is_charged: bool, released_nano: u64) {
-        let end = if is_charged { "captured" } else { "released" };
-        self.holds_ended.with_label_values(&[end]).inc();
+        if is_charged {
+            self.holds_captured.inc();
+        } else {
+            self.holds_released.inc();
+        }
         self.released_nano.inc_by(released_nano);
     }
 
     /// A call was over a limit.
     pub fn over_limit(&self, scope: &str, kind: Kind) {
         self.limited.with_label_values(&[scope, kind.word()]).inc();
+    }
+}
+
+impl Metrics {
+    /// What calls of a surface count that a route serves.
+    #[must_use]
+    pub fn of(&self, surface: &str, labels: Labels<'_>) -> Counters {
+        let [operation, provider, model] = labels.gen_ai();
+        let gen_ai = [operation, provider, model];
+        let with = |last: &'static str| [operation, provider, model, last];
+        let (endpoint, calls) = ([labels.endpoint], &self.calls);
+        Counters {
+            requests: self.requests.with_label_values(&[surface, "200"]),
+            served: self.attempts.with_label_values(&[labels.endpoint, "served"]),
+            request_seconds: self.request_seconds.with_label_values(&[surface]),
+            first_event_seconds: self.first_event_seconds.with_label_values(&endpoint),
+            tokens_in: self.tokens.with_label_values(&[labels.model, "input"]),
+            tokens_out: self.tokens.with_label_values(&[labels.model, "output"]),
+            commits: calls.commits.with_label_values(&endpoint),
+            first_byte_seconds: calls.first_byte_seconds.with_label_values(&endpoint),
+            input: calls.token_usage.with_label_values(&with("input")),
+            output: calls.token_usage.with_label_values(&with("output")),
+            client_seconds: calls.client_seconds.with_label_values(&with("")),
+            server_seconds: calls.server_seconds.with_label_values(&with("")),
+            first_token_seconds: calls.first_token_seconds.with_label_values(&gen_ai),
+            per_token_seconds: calls.per_token_seconds.with_label_values(&gen_ai),
+        }
     }
 }
 

@@ -83,7 +83,7 @@ fn touch(metrics: &Metrics, fleet: &FleetMetrics) {
     metrics.config.reloads.with_label_values(&[""]).inc();
     metrics.config.taken_over("", 0);
     let labels = Labels { endpoint: "", operation: Operation::Chat, dialect: Dialect::OpenAi, model: "" };
-    let _made = metrics.calls.of(labels);
+    let _made = metrics.of("chat", labels);
     metrics.calls.over_limit("", Kind::Requests);
     metrics.calls.hold_ended(true, 0);
     let bad = Some(Verdict::Bad(Blame { cause: "", by: By::Ours }));

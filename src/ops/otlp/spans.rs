@@ -1,25 +1,30 @@
 //! Spans of calls.
 //!
-//! Off, a call carries a `None`. On, it carries a [`Trace`] that grows by a span for each attempt and is handed over at the
-//! call's end, whole. The queue to the thread that sends is bounded: what does not fit is dropped and counted. A collector
-//! that asks for time finds in the queue what came meanwhile, as far as that goes.
+//! Off, a call carries a `None`. On, it carries a [`Trace`] that grows by a span for each attempt that failed. At its end it is known
+//! whether its spans are kept ([`filters::trace`]); then they are handed over, whole. Nobody is woken for them: the thread that
+//! sends looks ten times a second. The queue is bounded: what does not fit is dropped and counted. A collector that asks for
+//! time finds in the queue what came meanwhile, as far as that goes.
 //!
 //! A span has what the access and decision lines have, under the names of OpenTelemetry's conventions: never a key, a
 //! prompt or an answer.
 
+use std::mem;
+use std::num::{NonZeroU64, NonZeroU128};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use std::{mem, thread};
 
+use crossbeam_queue::ArrayQueue;
+use filters::trace::{Fate, Parent, Sampling, SpanId, TraceId};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use prometheus::IntCounter;
 use prost::Message as _;
-use rand_core::RngCore as _;
+use rand_core::RngCore;
 
 use super::collector::{Collector, Refused};
 use super::wire::request;
 use super::{LAST_PATIENCE, Origin, PATIENCE};
+use crate::config::checked::{Model, Provider};
 use crate::{clock, entropy};
 
 /// Calls that wait to be sent. With five attempts each that is a few megabytes.
@@ -28,30 +33,45 @@ const QUEUE_MAX: usize = 4096;
 const BATCH_MAX: usize = 256;
 /// How long a message gathers calls.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often it is looked whether the process leaves.
+/// How often it is looked for calls, and whether the process leaves.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Calls that wait to be sent.
+pub(super) type Waiting = Arc<ArrayQueue<Box<Spans>>>;
 
 /// Where spans are handed in.
 #[derive(Clone)]
 pub struct Telemetry {
-    calls: SyncSender<Box<Trace>>,
+    sampling: Sampling,
+    waiting: Waiting,
     dropped: IntCounter,
 }
 
-/// The spans of one call.
-#[derive(Clone, Debug)]
+/// What a call carries while it is under way.
+#[derive(Debug)]
 pub struct Trace {
-    pub trace: [u8; 16],
-    pub span: [u8; 8],
-    /// Of the caller; zeros: there is none.
-    pub parent: [u8; 8],
-    pub attempts: Vec<AttemptSpan>,
-    pub call: CallSpan,
+    id: TraceId,
+    parent: Option<Parent>,
+    fate: Fate,
+    attempts: Vec<AttemptSpan>,
+}
+
+/// The spans of one call that is over.
+#[derive(Debug)]
+pub(super) struct Spans {
+    pub(super) trace: TraceId,
+    pub(super) span: SpanId,
+    /// Of the caller.
+    pub(super) parent: Option<SpanId>,
+    /// Who has decided that they are kept: the `caller`, the `share`, or that it `failed`.
+    pub(super) kept_by: &'static str,
+    pub(super) attempts: Vec<(SpanId, AttemptSpan)>,
+    pub(super) call: CallSpan,
     /// When the call ended, in nanoseconds since 1970.
-    pub ended_unix_nano: u64,
+    pub(super) ended_unix_nano: u64,
     /// The same by the clock that attempts are timed by.
     pub(super) ended: Instant,
-    pub took: Duration,
+    pub(super) took: Duration,
 }
 
 /// What a call's own span says.
@@ -61,7 +81,8 @@ pub struct CallSpan {
     pub surface: &'static str,
     pub operation: &'static str,
     pub provider: &'static str,
-    pub model: String,
+    /// `None`: it did not come to that.
+    pub model: Option<Arc<Model>>,
     pub status: u16,
     /// `ok`, or why not.
     pub code: &'static str,
@@ -73,10 +94,8 @@ pub struct CallSpan {
 /// One attempt.
 #[derive(Clone, Debug)]
 pub struct AttemptSpan {
-    pub span: [u8; 8],
     pub endpoint: String,
-    pub region: String,
-    pub provider: &'static str,
+    pub provider: Arc<Provider>,
     /// `served`, `cut`, `left` or `failed`.
     pub outcome: &'static str,
     /// Why, in a word.
@@ -86,51 +105,63 @@ pub struct AttemptSpan {
 }
 
 impl Telemetry {
-    /// And where what was handed in waits.
-    pub(super) fn new(dropped: IntCounter) -> (Self, Receiver<Box<Trace>>) {
-        let (calls, waiting) = sync_channel(QUEUE_MAX);
-        (Self { calls, dropped }, waiting)
+    pub(super) fn new(sampling: Sampling, dropped: IntCounter) -> Self {
+        Self { sampling, waiting: Arc::new(ArrayQueue::new(QUEUE_MAX)), dropped }
     }
 
-    /// A call's spans, under those of its caller where `traceparent` is one. `None`: the caller's own tracing has decided
-    /// against this call.
+    /// Where what was handed in waits.
+    pub(super) fn waiting(&self) -> Waiting {
+        Arc::clone(&self.waiting)
+    }
+
+    /// A call's spans, under those of its caller where `traceparent` is one. `None`: they will not be kept, however it ends.
     #[must_use]
-    pub fn begin(&self, traceparent: Option<&[u8]>) -> Option<Box<Trace>> {
-        let (trace, parent) = match traceparent.and_then(parent_of) {
-            Some(Parent { is_sampled: false, .. }) => return None,
-            Some(Parent { trace, span, .. }) => (trace, span),
-            None => (id(), [0; 8]),
-        };
-        Some(Box::new(Trace {
-            trace,
-            span: id(),
-            parent,
-            attempts: vec![],
-            call: CallSpan::default(),
-            ended_unix_nano: 0,
-            ended: clock::now(),
-            took: Duration::ZERO,
-        }))
+    pub fn begin(&self, traceparent: Option<&[u8]>) -> Option<Trace> {
+        let parent = traceparent.and_then(Parent::parse);
+        let id = parent.map_or_else(trace_id, |parent| parent.trace);
+        match self.sampling.fate(parent.as_ref(), id) {
+            Fate::Dropped => None,
+            fate @ (Fate::Kept | Fate::KeptIfFailed) => Some(Trace { id, parent, fate, attempts: vec![] }),
+        }
     }
 
-    /// The call is over. Never waits. All times of a trace are by one clock, so that no attempt begins before its call.
-    pub fn end(&self, mut trace: Box<Trace>, call: CallSpan, began: Instant, ended: Instant) {
-        trace.call = call;
-        trace.took = ended.saturating_duration_since(began);
-        trace.ended = ended;
-        trace.ended_unix_nano = u64::try_from(clock::unix_ms()).unwrap_or_default().saturating_mul(1_000_000);
-        match self.calls.try_send(trace) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.dropped.inc(),
+    /// The call is over, and its spans are kept. Never waits. All times of a trace are by one clock, so that no attempt
+    /// begins before its call.
+    pub fn end(&self, trace: Trace, call: CallSpan, began: Instant, ended: Instant) {
+        let Trace { id, parent, fate, attempts } = trace;
+        let kept_by = match (parent, fate) {
+            (Some(_), _) => "caller",
+            (None, Fate::Kept) => "share",
+            (None, Fate::KeptIfFailed | Fate::Dropped) => "failed",
+        };
+        let spans = Spans {
+            trace: id,
+            span: span_id(),
+            parent: parent.map(|parent| parent.span),
+            kept_by,
+            attempts: attempts.into_iter().map(|attempt| (span_id(), attempt)).collect(),
+            call,
+            ended_unix_nano: clock::unix_us().saturating_mul(1000),
+            ended,
+            took: ended.saturating_duration_since(began),
+        };
+        if self.waiting.push(Box::new(spans)).is_err() {
+            self.dropped.inc();
         }
     }
 }
 
 impl Trace {
     /// An attempt has ended.
-    pub fn attempted(&mut self, mut attempt: AttemptSpan) {
-        attempt.span = id();
+    pub fn attempted(&mut self, attempt: AttemptSpan) {
         self.attempts.push(attempt);
+    }
+
+    /// Whether its spans are to be handed in. A call that went well in the end has failed all the same where it needed a second
+    /// attempt; ask before that of the last one is added.
+    #[must_use]
+    pub const fn is_kept(&self, failed: bool) -> bool {
+        self.fate.is_kept(failed || !self.attempts.is_empty())
     }
 }
 
@@ -140,7 +171,7 @@ pub(super) struct Sender {
     origin: Arc<Origin>,
     dropped: IntCounter,
     /// At most [`BATCH_MAX`].
-    batch: Vec<Trace>,
+    batch: Vec<Spans>,
     /// When it has gathered for long enough.
     due: Instant,
     /// The collector has asked for time until then.
@@ -155,32 +186,37 @@ impl Sender {
         Self { collector, origin, dropped, batch: vec![], due: now, rests: now, fails: false }
     }
 
-    /// Goes on until `stop` is closed or nobody can hand in calls any more, and sends what waits then.
-    pub(super) fn run(mut self, waiting: &Receiver<Box<Trace>>, stop: &Receiver<()>) {
-        while stop.try_recv() != Err(TryRecvError::Disconnected) {
-            let now = clock::now();
-            let is_full = self.batch.len() >= BATCH_MAX;
-            let is_due = is_full || (now >= self.due && !self.batch.is_empty());
-            if is_due && now >= self.rests {
+    /// Goes on until `stop` is closed, and sends what waits then.
+    pub(super) fn run(mut self, waiting: &Waiting, stop: &Receiver<()>) {
+        loop {
+            self.gather(waiting);
+            let pause = if self.is_due() { Duration::ZERO } else { LOOK };
+            if stop.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+            if self.is_due() {
                 self.send(PATIENCE);
-            } else if is_full {
-                thread::sleep(LOOK);
-            } else {
-                match waiting.recv_timeout(LOOK) {
-                    Ok(call) => self.gather(call),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => break,
-                }
             }
         }
         self.send_the_last(waiting);
     }
 
-    fn gather(&mut self, call: Box<Trace>) {
-        if self.batch.is_empty() {
+    /// Takes what waits, as far as there is room in the batch.
+    fn gather(&mut self, waiting: &Waiting) {
+        let was_empty = self.batch.is_empty();
+        while self.batch.len() < BATCH_MAX
+            && let Some(call) = waiting.pop()
+        {
+            self.batch.push(*call);
+        }
+        if was_empty {
             self.due = clock::now() + GATHER;
         }
-        self.batch.push(*call);
+    }
+
+    fn is_due(&self) -> bool {
+        let (now, count) = (clock::now(), self.batch.len());
+        now >= self.rests && (count >= BATCH_MAX || (count > 0 && now >= self.due))
     }
 
     /// The batch is sent, or dropped; it stays where the collector asks for time.
@@ -210,11 +246,10 @@ impl Sender {
     }
 
     /// Everything that waits, batch by batch, as far as the time goes.
-    fn send_the_last(&mut self, waiting: &Receiver<Box<Trace>>) {
+    fn send_the_last(&mut self, waiting: &Waiting) {
         let end = clock::now() + LAST_PATIENCE;
         loop {
-            let room = BATCH_MAX.saturating_sub(self.batch.len());
-            waiting.try_iter().take(room).for_each(|call| self.gather(call));
+            self.gather(waiting);
             let left = end.saturating_duration_since(clock::now());
             if self.batch.is_empty() || left.is_zero() {
                 break;
@@ -223,7 +258,7 @@ impl Sender {
             self.drop_calls(self.batch.len());
             self.batch.clear();
         }
-        self.drop_calls(self.batch.len() + waiting.try_iter().count());
+        self.drop_calls(self.batch.len() + waiting.len());
     }
 
     fn drop_calls(&self, count: usize) {
@@ -238,70 +273,43 @@ fn rejected(said: &[u8]) -> usize {
     usize::try_from(rejected).unwrap_or_default()
 }
 
-struct Parent {
-    trace: [u8; 16],
-    span: [u8; 8],
-    is_sampled: bool,
-}
-
-/// Reads a `traceparent` (W3C Trace Context). Whatever is not exactly one is none.
-fn parent_of(text: &[u8]) -> Option<Parent> {
-    let parts: Vec<&str> = std::str::from_utf8(text).ok()?.splitn(5, '-').collect();
-    let [version, trace, span, flags] = parts.as_slice() else { return None };
-    let is_hex = |part: &str, length: usize| {
-        part.len() == length && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    if *version != "00" || !is_hex(trace, 32) || !is_hex(span, 16) || !is_hex(flags, 2) {
-        return None;
-    }
-    let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
-    let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
-    let flags = u8::from_str_radix(flags, 16).ok()?;
-    Some(Parent { trace: trace.to_be_bytes(), span: span.to_be_bytes(), is_sampled: flags & 1 == 1 })
-}
-
-/// An id that is not zero.
-fn id<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
+fn trace_id() -> TraceId {
+    let mut bytes = [0; 16];
     entropy::with_rng(|rng| rng.fill_bytes(&mut bytes));
-    if bytes == [0; N] { [1; N] } else { bytes }
+    TraceId(NonZeroU128::new(u128::from_ne_bytes(bytes)).unwrap_or(NonZeroU128::MIN))
+}
+
+fn span_id() -> SpanId {
+    SpanId(NonZeroU64::new(entropy::with_rng(RngCore::next_u64)).unwrap_or(NonZeroU64::MIN))
 }
 
 #[cfg(test)]
 mod tests {
+    use filters::trace::Share;
+
     use super::*;
 
-    #[test]
-    fn a_traceparent_is_taken_only_where_it_is_exactly_one() {
-        let sane = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let parent = parent_of(sane.as_bytes()).unwrap();
-        assert_eq!(u128::from_be_bytes(parent.trace), 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
-        assert_eq!(u64::from_be_bytes(parent.span), 0x00f0_67aa_0ba9_02b7);
-        assert!(parent.is_sampled);
-        assert!(!parent_of(sane.replace("-01", "-00").as_bytes()).unwrap().is_sampled);
-        for insane in [
-            "",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-",
-            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
-            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e473-600f067aa0ba902b7-01",
-            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        ] {
-            assert!(parent_of(insane.as_bytes()).is_none(), "{insane}");
-        }
+    fn telemetry(sampling: Sampling, queue_max: usize) -> Telemetry {
+        let dropped = IntCounter::new("dropped", "Dropped.").unwrap();
+        Telemetry { sampling, waiting: Arc::new(ArrayQueue::new(queue_max)), dropped }
     }
 
     #[test]
     fn what_does_not_fit_is_dropped_and_counted_and_nobody_waits() {
-        let dropped = IntCounter::new("dropped", "Dropped.").unwrap();
-        let (calls, waiting) = sync_channel(1);
-        let telemetry = Telemetry { calls, dropped: dropped.clone() };
+        let telemetry = telemetry(Sampling { share: Share::ALL, failed: false }, 1);
         for _ in 0..3 {
             let trace = telemetry.begin(None).unwrap();
+            assert!(trace.is_kept(false));
             telemetry.end(trace, CallSpan::default(), clock::now(), clock::now());
         }
-        assert_eq!((dropped.get(), waiting.try_iter().count()), (2, 1));
+        assert_eq!((telemetry.dropped.get(), telemetry.waiting.len()), (2, 1));
+    }
+
+    #[test]
+    fn a_call_that_no_share_keeps_is_kept_where_it_fails() {
+        let none = Share::of_millionths(0).unwrap();
+        assert!(telemetry(Sampling { share: none, failed: false }, 1).begin(None).is_none());
+        let trace = telemetry(Sampling { share: none, failed: true }, 1).begin(None).unwrap();
+        assert_eq!((trace.is_kept(false), trace.is_kept(true)), (false, true));
     }
 }

@@ -1,5 +1,6 @@
 //! Spans as the collector reads them, and what every message says of us.
 
+use filters::trace::SpanId;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
@@ -10,10 +11,11 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Sta
 use prost::Message as _;
 
 use super::Origin;
-use super::spans::{AttemptSpan, Trace};
+use super::spans::{AttemptSpan, Spans};
+use crate::ops::metrics::calls::provider_name;
 
 /// One message with these calls.
-pub(super) fn request(origin: &Origin, calls: &[Trace]) -> Vec<u8> {
+pub(super) fn request(origin: &Origin, calls: &[Spans]) -> Vec<u8> {
     let spans = calls.iter().flat_map(spans_of).collect();
     let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
     let resource = Some(resource(origin));
@@ -38,22 +40,24 @@ pub(super) fn scope() -> InstrumentationScope {
     InstrumentationScope { name, version, ..InstrumentationScope::default() }
 }
 
-fn spans_of(trace: &Trace) -> Vec<Span> {
+fn spans_of(trace: &Spans) -> Vec<Span> {
     let mut spans = vec![call(trace)];
-    spans.extend(trace.attempts.iter().map(|it| attempt(trace, it)));
+    spans.extend(trace.attempts.iter().map(|(span, it)| attempt(trace, *span, it)));
     spans
 }
 
 /// What the caller asked, from its arrival to its end.
-fn call(trace: &Trace) -> Span {
+fn call(trace: &Spans) -> Span {
     let call = &trace.call;
+    let model = trace.model();
     let mut attributes = vec![
         text("gen_ai.operation.name", call.operation),
         text("gen_ai.provider.name", call.provider),
-        text("gen_ai.request.model", &call.model),
+        text("gen_ai.request.model", model),
         number("http.response.status_code", u64::from(call.status)),
         text("tollgate.request_id", &call.request_id),
         text("tollgate.surface", call.surface),
+        text("tollgate.kept_by", trace.kept_by),
         number("tollgate.attempts", u64::try_from(trace.attempts.len()).unwrap_or_default()),
     ];
     if call.code == "ok" {
@@ -69,10 +73,10 @@ fn call(trace: &Trace) -> Span {
         ));
     }
     Span {
-        trace_id: trace.trace.to_vec(),
-        span_id: trace.span.to_vec(),
-        parent_span_id: if trace.parent == [0; 8] { vec![] } else { trace.parent.to_vec() },
-        name: format!("{} {}", call.operation, call.model),
+        trace_id: bytes_of_trace(trace),
+        span_id: bytes_of(trace.span),
+        parent_span_id: trace.parent.map(bytes_of).unwrap_or_default(),
+        name: format!("{} {model}", call.operation),
         kind: SpanKind::Server.into(),
         start_time_unix_nano: trace.ended_unix_nano.saturating_sub(nanos(trace.took)),
         end_time_unix_nano: trace.ended_unix_nano,
@@ -84,15 +88,15 @@ fn call(trace: &Trace) -> Span {
 }
 
 /// What a provider was asked.
-fn attempt(trace: &Trace, attempt: &AttemptSpan) -> Span {
-    let AttemptSpan { span, endpoint, region, provider, outcome, reason, began, ended } = attempt;
+fn attempt(trace: &Spans, span: SpanId, attempt: &AttemptSpan) -> Span {
+    let AttemptSpan { endpoint, provider, outcome, reason, began, ended } = attempt;
     let served = matches!(*outcome, "served" | "left");
     let mut attributes = vec![
         text("gen_ai.operation.name", trace.call.operation),
-        text("gen_ai.provider.name", provider),
-        text("gen_ai.request.model", &trace.call.model),
+        text("gen_ai.provider.name", provider_name(provider.dialect)),
+        text("gen_ai.request.model", trace.model()),
         text("tollgate.endpoint", endpoint),
-        text("tollgate.region", region),
+        text("tollgate.region", &provider.region),
         text("tollgate.outcome", outcome),
     ];
     if !served {
@@ -103,9 +107,9 @@ fn attempt(trace: &Trace, attempt: &AttemptSpan) -> Span {
         trace.ended_unix_nano.saturating_sub(nanos(trace.ended.saturating_duration_since(*at)))
     };
     Span {
-        trace_id: trace.trace.to_vec(),
-        span_id: span.to_vec(),
-        parent_span_id: trace.span.to_vec(),
+        trace_id: bytes_of_trace(trace),
+        span_id: bytes_of(span),
+        parent_span_id: bytes_of(trace.span),
         name: format!("{} {endpoint}", trace.call.operation),
         kind: SpanKind::Client.into(),
         start_time_unix_nano: before_end(began),
@@ -114,6 +118,21 @@ fn attempt(trace: &Trace, attempt: &AttemptSpan) -> Span {
         status: status(served, reason),
         ..Span::default()
     }
+}
+
+impl Spans {
+    /// The asked model's name; empty where it did not come to that.
+    fn model(&self) -> &str {
+        self.call.model.as_ref().map_or("", |model| model.name.as_str())
+    }
+}
+
+fn bytes_of_trace(trace: &Spans) -> Vec<u8> {
+    trace.trace.0.get().to_be_bytes().to_vec()
+}
+
+fn bytes_of(span: SpanId) -> Vec<u8> {
+    span.0.get().to_be_bytes().to_vec()
 }
 
 fn status(is_good: bool, why: &str) -> Option<Status> {

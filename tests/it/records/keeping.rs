@@ -309,7 +309,7 @@ fn a_file_that_is_full_loses_its_oldest_attempts_and_no_minute() {
         batch.attempts.push(row);
     }
     writer.write(&batch);
-    let bytes_max = 2 << 20;
+    let bytes_max = 1 << 20;
     let full = Keep { file_bytes_max: bytes_max, ..keep(DAYS_KEPT) };
     let gone = writer.records.prune(&full, NOVEMBER).unwrap();
     assert!((20_000..60_000).contains(&gone), "{gone}");
