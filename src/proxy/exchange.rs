@@ -136,9 +136,11 @@ impl<'a> Exchange<'a> {
         if *self.cut.borrow() {
             return Err(self.gate.stop(Timer::Drain));
         }
-        match self.gate.next_due() {
-            Some((at, Due::Timer(timer))) if at <= self.gate.last_piece() => Err(self.gate.stop(timer)),
-            _ => Ok(()),
+        let is_over = |(at, _): &(Instant, Due)| *at <= self.gate.last_piece();
+        match self.gate.next_due().filter(is_over) {
+            Some((_, Due::Timer(timer))) => Err(self.gate.stop(timer)),
+            Some((_, Due::Enough)) => Err(self.gate.stop(Timer::Idle)),
+            Some((_, Due::Look | Due::Alone(_))) | None => Ok(()),
         }
     }
 
