@@ -84,6 +84,11 @@ impl Connection {
         requests < self.requests_max
     }
 
+    /// A further request has begun, in the same bytes as the last one.
+    pub(super) fn head_has_begun(&self, now: Instant) {
+        self.enter(Phase::Head(now + self.head_timeout));
+    }
+
     /// A request has been answered. With HTTP/2 others may be under way: no phase follows.
     pub fn request_ended(&self) {
         if !self.http2 {

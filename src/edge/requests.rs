@@ -14,6 +14,7 @@ use pingora::server::ShutdownWatch;
 use tokio::sync::watch;
 
 use super::line::Line;
+use crate::clock;
 
 /// How long Pingora waits for the rest of a first head, in seconds, where nobody says. The [`Line`]'s clock is shorter.
 const FIRST_HEAD_SECONDS: u64 = 60;
@@ -29,7 +30,9 @@ pub(super) async fn serve<A: HttpServerApp>(
 ) {
     let mut settings: Option<HttpPersistentSettings> = None;
     loop {
-        if !settings.as_ref().is_some_and(next_has_begun) {
+        if settings.as_ref().is_some_and(next_has_begun) {
+            line.connection.head_has_begun(clock::now());
+        } else {
             // The first head has a clock of its own.
             let patience = settings.is_some().then(&keepalive);
             if !stirs(&mut line, patience, &mut closing).await {

@@ -4,12 +4,14 @@
 //! watches: whether a connection still stands is looked up when it is wanted, and now and then for all of them.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use futures::FutureExt as _;
 use pingora::protocols::Stream;
 use tokio::io::{AsyncRead as _, ReadBuf};
+use tokio::task::unconstrained;
 
 /// The connections, by the hash of their peer.
 #[derive(Debug)]
@@ -31,9 +33,9 @@ impl Waiting {
     fn is_well(&mut self, now: Instant) -> bool {
         let mut byte = [0; 1];
         let mut buf = ReadBuf::new(&mut byte);
-        let mut nobody = Context::from_waker(Waker::noop());
-        now < self.until
-            && matches!(Pin::new(&mut self.stream).poll_read(&mut nobody, &mut buf), Poll::Pending)
+        let read = poll_fn(|cx| Pin::new(&mut self.stream).poll_read(cx, &mut buf));
+        // A task that has had its share of a turn would be told that nothing came.
+        now < self.until && unconstrained(read).now_or_never().is_none()
     }
 }
 
@@ -55,11 +57,21 @@ impl Idle {
         None
     }
 
-    /// Lets one wait. Where there are too many, it is closed.
+    /// Lets one wait. Where there are too many, the one that would have been closed first is.
     pub(super) fn put(&mut self, peer: u64, stream: Stream, until: Instant) {
-        if self.all < self.all_max {
-            self.all += 1;
-            self.by_peer.entry(peer).or_default().push(Waiting { stream, until });
+        if self.all >= self.all_max {
+            self.make_room();
+        }
+        self.all += 1;
+        self.by_peer.entry(peer).or_default().push(Waiting { stream, until });
+    }
+
+    /// Of those of one peer the first has waited longest.
+    fn make_room(&mut self) {
+        let waiting = self.by_peer.values_mut().filter(|waiting| !waiting.is_empty());
+        if let Some(oldest) = waiting.min_by_key(|waiting| waiting.first().map(|first| first.until)) {
+            drop(oldest.remove(0));
+            self.all -= 1;
         }
     }
 
@@ -130,16 +142,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_are_kept_than_may_be() {
-        let (now, mut idle) = (clock::now(), Idle::new(1));
-        let (first, _one) = pair().await;
-        let (second, mut two) = pair().await;
+    async fn no_more_are_kept_than_may_be_and_the_oldest_goes_first() {
+        let (now, mut idle) = (clock::now(), Idle::new(2));
+        let (first, mut one) = pair().await;
+        let (second, _two) = pair().await;
+        let (third, _three) = pair().await;
         idle.put(1, first, now + SECOND);
-        idle.put(2, second, now + SECOND);
-        assert!(idle.take(2, now).is_none());
-        let end = tokio::io::AsyncReadExt::read(&mut two, &mut [0; 1]).await.unwrap();
-        assert_eq!((end, idle.all), (0, 1), "it was closed");
-        idle.sweep(now);
-        assert!(idle.take(1, now).is_some());
+        idle.put(1, second, now + 2 * SECOND);
+        idle.put(2, third, now + 3 * SECOND);
+        let end = tokio::io::AsyncReadExt::read(&mut one, &mut [0; 1]).await.unwrap();
+        assert_eq!((end, idle.all), (0, 2), "it was closed");
+        assert!(idle.take(2, now).is_some() && idle.take(1, now).is_some() && idle.take(1, now).is_none());
+    }
+
+    #[tokio::test]
+    async fn however_many_have_gone_bad_at_once_none_is_taken_for_a_good_one() {
+        const MANY: usize = 300;
+        let (now, mut idle) = (clock::now(), Idle::new(MANY));
+        let mut others = vec![];
+        for _ in 0..MANY {
+            let (stream, mut other) = pair().await;
+            other.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
+            idle.put(1, stream, now + SECOND);
+            others.push(other);
+        }
+        tokio::task::yield_now().await;
+        // In one turn of one task.
+        assert!(idle.take(1, now).is_none());
     }
 }

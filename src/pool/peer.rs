@@ -20,7 +20,7 @@ const H2_PING: Duration = Duration::from_secs(25);
 /// An idle upstream connection is dropped before the provider's edge does it (60 s and up).
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(55);
 /// A connection that no other call can find is not kept longer than this.
-const UNFOUND_IDLE: Duration = Duration::from_secs(1);
+pub(super) const UNFOUND_IDLE: Duration = Duration::from_secs(1);
 
 /// Which connections will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use pingora::{Error, ErrorType, Result};
 
 use super::cork::Corked;
 use super::idle::Idle;
-use super::peer::UPSTREAM_IDLE;
+use super::peer::{UNFOUND_IDLE, UPSTREAM_IDLE};
 use crate::clock;
 
 /// The connections of one thread. Those of HTTP/2 wait for their next request in Pingora's pool, others in ours.
@@ -68,7 +68,9 @@ impl Wires {
         match (wire.session, wire.back) {
             (HttpSession::H1(mut one), Back::Ours { peer, idle }) => {
                 one.respect_keepalive();
-                if is_sound && one.will_keepalive() && one.is_body_done() {
+                // Nobody would find one that was made for a single request.
+                let is_wanted = is_sound && idle > UNFOUND_IDLE;
+                if is_wanted && one.will_keepalive() && one.is_body_done() {
                     self.idle().put(peer, one.into_inner(), clock::now() + idle);
                 }
             }

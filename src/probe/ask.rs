@@ -22,9 +22,10 @@ use filters::probe;
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, NotAnAnswer, Timer};
 use filters::verdict::UpstreamError;
-use http::Version;
+use http::{StatusCode, Version};
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
+use pingora::protocols::http::HttpTask;
 use pingora::protocols::http::client::HttpSession;
 use rand_core::RngCore;
 
@@ -162,14 +163,29 @@ impl Question {
         way.sent = true;
         session.write_request_body(self.body.clone(), true).await.map_err(broken)?;
         session.finish_request_body().await.map_err(broken)?;
-        session.read_response_header().await.map_err(broken)?;
-        let head = session.response_header().ok_or(Failure::Broken)?;
-        way.head_seen = true;
-        let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-        let step = way.answer.head(head.status.as_u16(), text("content-type"), text("content-encoding"));
-        refused(step)?;
-        while let Some(bytes) = session.read_response_body().await.map_err(broken)? {
-            refused(way.answer.body(&bytes))?;
+        loop {
+            let (bytes, ends) = match wire::next_piece(session).await.map_err(broken)? {
+                HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+                    return Err(Failure::Broken);
+                }
+                HttpTask::Header(head, _) if head.status.is_informational() => (None, false),
+                HttpTask::Header(head, ends) => {
+                    way.head_seen = true;
+                    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+                    let (kind, coding) = (text("content-type"), text("content-encoding"));
+                    refused(way.answer.head(head.status.as_u16(), kind, coding))?;
+                    (None, ends)
+                }
+                HttpTask::Body(bytes, ends) | HttpTask::UpgradedBody(bytes, ends) => (bytes, ends),
+                HttpTask::Trailer(_) | HttpTask::Done => (None, true),
+                HttpTask::Failed(error) => return Err(broken(error)),
+            };
+            if let Some(bytes) = bytes {
+                refused(way.answer.body(&bytes))?;
+            }
+            if ends {
+                break;
+            }
         }
         refused(way.answer.end())?;
         match way.answer.ended() {

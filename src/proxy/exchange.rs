@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use filters::answer::{End, Forward, Step};
 use filters::upstream::failure::Timer;
+use futures::FutureExt as _;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::http::client::HttpSession;
 use pingora::protocols::http::v2::write_body;
 use pingora::protocols::http::{HttpTask, ServerSession};
 use pingora::{BError, Error, ErrorType, Result};
 use tokio::sync::watch;
+use tokio::task::coop::consume_budget;
+use tokio::task::unconstrained;
 use tokio::time::{Sleep, sleep_until};
 
 use super::gate::{Due, Gate};
@@ -36,6 +39,10 @@ const BROKE_OFF: ErrorType = ErrorType::new("answer broke off");
 
 /// A write to an upstream that takes longer has lost it.
 const UPSTREAM_WRITE: Duration = Duration::from_secs(30);
+/// So much of a body is written at once.
+const PART_BYTES: usize = 64 << 10;
+/// After so many pieces of an answer that came one behind the other.
+const LOOK_UP_EVERY: u32 = 64;
 
 /// An attempt, between its caller and its upstream.
 pub(super) struct Exchange<'a> {
@@ -85,12 +92,18 @@ impl<'a> Exchange<'a> {
             }
             HttpSession::H1(one) => {
                 self.beside(one.write_request_header(head)).await??;
-                // Who has heard enough closes, and may have answered before.
-                unsent = self.beside(one.write_body(&body)).await?.err();
+                for part in body.chunks(PART_BYTES) {
+                    unsent = self.beside(one.write_body(part)).await?.err();
+                    // Who has heard enough closes, and may have answered before.
+                    if unsent.is_some() {
+                        break;
+                    }
+                }
                 drop(body);
             }
             HttpSession::Custom(()) => {}
         }
+        lost(&mut unsent)?;
         let mut is_sent = rest.is_none();
         let mut is_sound = unsent.is_none();
         let mut sending = pin!(async {
@@ -101,6 +114,7 @@ impl<'a> Exchange<'a> {
                 None => Ok(()),
             }
         });
+        let mut pieces = 0_u32;
         loop {
             let next = async {
                 loop {
@@ -109,6 +123,7 @@ impl<'a> Exchange<'a> {
                         sent = &mut sending, if !is_sent => {
                             is_sent = true;
                             unsent = sent.err();
+                            lost(&mut unsent)?;
                         }
                         piece = next_piece(upstream) => return piece,
                     }
@@ -127,20 +142,20 @@ impl<'a> Exchange<'a> {
             if self.take(piece).await? {
                 return Ok(is_sound);
             }
-            self.keep_time()?;
+            // Others have their turn, however fast pieces come.
+            consume_budget().await;
+            pieces = pieces.wrapping_add(1);
+            if pieces.is_multiple_of(LOOK_UP_EVERY) {
+                self.look_up()?;
+            }
         }
     }
 
-    /// The same as [`Self::watch`] where pieces come so fast that nothing is ever waited for.
-    fn keep_time(&mut self) -> Result<()> {
-        if *self.cut.borrow() {
-            return Err(self.gate.stop(Timer::Drain));
-        }
-        let is_over = |(at, _): &(Instant, Due)| *at <= self.gate.last_piece();
-        match self.gate.next_due().filter(is_over) {
-            Some((_, Due::Timer(timer))) => Err(self.gate.stop(timer)),
-            Some((_, Due::Enough)) => Err(self.gate.stop(Timer::Idle)),
-            Some((_, Due::Look | Due::Alone(_))) | None => Ok(()),
+    /// Looks at the clock and the caller, which nobody has done where nothing is ever waited for.
+    fn look_up(&mut self) -> Result<()> {
+        match unconstrained(self.watch()).now_or_never() {
+            Some(stopped) => Err(stopped),
+            None => Ok(()),
         }
     }
 
@@ -278,6 +293,14 @@ impl Gate {
     fn stop(&mut self, timer: Timer) -> BError {
         self.time_out(timer);
         Error::explain(TIMER, timer.word())
+    }
+}
+
+/// An upstream that takes no more bytes is lost; one that has closed may have answered before.
+fn lost(unsent: &mut Option<BError>) -> Result<()> {
+    match unsent.take_if(|error| *error.etype() == ErrorType::WriteTimedout) {
+        Some(error) => Err(error),
+        None => Ok(()),
     }
 }
 

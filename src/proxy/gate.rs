@@ -58,6 +58,8 @@ pub(super) struct Gate {
     holds: Arc<dyn Holds>,
     attempt: Option<Attempt>,
     sent: Sent,
+    /// Something of an answer has come, if only an interim head.
+    heard: bool,
     head_seen: bool,
     /// From request sent to the head.
     head_after: Option<Duration>,
@@ -189,6 +191,7 @@ impl Gate {
             holds,
             attempt: None,
             sent: Sent::NotYet,
+            heard: false,
             head_seen: false,
             head_after: None,
             reused: false,
@@ -218,6 +221,7 @@ impl Gate {
         self.attempts = attempt.bill.attempts;
         self.attempt = Some(attempt);
         self.sent = Sent::NotYet;
+        self.heard = false;
         self.head_seen = false;
         self.head_after = None;
         self.reused = false;
@@ -243,6 +247,11 @@ impl Gate {
     /// Why the attempt failed, if the gate knows.
     pub(super) fn take_failure(&mut self) -> Option<Tried> {
         self.failed.take().map(|failed| *failed)
+    }
+
+    /// Whether its upstream has said anything to the attempt: then it has read the request.
+    pub(super) fn is_heard(&self) -> bool {
+        self.heard
     }
 
     /// Whether the attempt's response has begun.
@@ -516,6 +525,7 @@ impl Gate {
     pub(super) fn take(&mut self, task: HttpTask) -> Vec<Step> {
         let now = clock::now();
         self.last_piece = now;
+        self.heard |= !matches!(task, HttpTask::Failed(_));
         let Some(attempt) = &mut self.attempt else { return vec![] };
         let answer = &mut attempt.answer;
         match task {

@@ -111,7 +111,7 @@ impl Gateway {
             return Ok(false);
         }
         let known = call.gate.take_failure();
-        let unseen = unseen.filter(|_| known.is_none() && !call.gate.head_is_seen());
+        let unseen = unseen.filter(|_| known.is_none() && !call.gate.is_heard());
         if let Some(unseen) = unseen
             && call.planner.resend()
         {

@@ -3,6 +3,8 @@
 use filters::upstream::failure::{Failure, Timer};
 use pingora::{Error, ErrorType, RetryType};
 
+/// What it says where a head broke off, before the number of bytes.
+const BYTES_READ: &str = "bytes already read: ";
 /// What Pingora says where a stream of HTTP/2 ended while the request's body waited for room in its window.
 const STREAM_ENDED_INSIDE: &str = "cannot reserve capacity";
 
@@ -36,7 +38,7 @@ pub(super) fn unseen(error: &Error, reused: bool, may_be_one: bool) -> Option<Un
     if *error.etype() == ErrorType::H2Downgrade {
         return may_be_one.then_some(Unseen::Refused);
     }
-    let closed = error.retry == RetryType::ReusedOnly;
+    let closed = error.retry == RetryType::ReusedOnly && !is_inside_head(error);
     let unwritten = *error.etype() == ErrorType::WriteError;
     let Some(cause) = error.root_cause().downcast_ref::<h2::Error>() else {
         let ended_inside =
@@ -51,6 +53,12 @@ pub(super) fn unseen(error: &Error, reused: bool, may_be_one: bool) -> Option<Un
         return Some(Unseen::Refused);
     }
     (unwritten || (reused && closed)).then_some(Unseen::Dead)
+}
+
+/// Whether a part of a head had come. Pingora counts its bytes in its words alone.
+fn is_inside_head(error: &Error) -> bool {
+    let words = error.context.as_ref().map_or("", |context| context.as_str());
+    words.split_once(BYTES_READ).is_some_and(|(_, count)| count != "0")
 }
 
 /// The same, of an attempt that did not get as far as to send: a pooled connection gave no stream.

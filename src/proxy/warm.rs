@@ -12,16 +12,18 @@
 //!
 //! Every thread that serves has a pool of its own, and so a warmer of its own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::ids::EndpointId;
+use http::StatusCode;
 use http::header::{HOST, USER_AGENT};
 use pingora::http::RequestHeader;
+use pingora::protocols::http::HttpTask;
 use pingora::protocols::http::client::HttpSession;
 use pingora::{Error, ErrorType};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 use tokio::time::MissedTickBehavior;
 
 use crate::clock;
@@ -29,7 +31,7 @@ use crate::config::checked::Provider;
 use crate::config::reach::Http;
 use crate::drain::Drain;
 use crate::pool::peer::{Via, peer};
-use crate::pool::wire::Wires;
+use crate::pool::wire::{Wires, next_piece};
 use crate::pool::{Pool, Snapshot};
 
 /// How often to look who has to be kept warm: a model's first call must not wait long for its standbys.
@@ -70,16 +72,16 @@ impl Warmer {
     /// Keeps standbys warm until the process leaves.
     pub async fn run(self: Arc<Self>) {
         let mut due: HashMap<String, Instant> = HashMap::new();
-        let mut under_way: JoinSet<(String, Duration)> = JoinSet::new();
-        let mut busy: HashSet<String> = HashSet::new();
+        let mut under_way: JoinSet<Duration> = JoinSet::new();
+        let mut busy: HashMap<Id, String> = HashMap::new();
         let mut tick = tokio::time::interval(LOOK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
-                Some(ended) = under_way.join_next() => {
-                    if let Ok((provider, again)) = ended {
-                        busy.remove(&provider);
+                Some(ended) = under_way.join_next_with_id() => {
+                    let (id, again) = ended.unwrap_or_else(|broke| (broke.id(), AGAIN));
+                    if let Some(provider) = busy.remove(&id) {
                         due.insert(provider, clock::now() + again);
                     }
                     continue;
@@ -94,12 +96,11 @@ impl Warmer {
             due.retain(|provider, _| targets.iter().any(|(known, _)| known == provider));
             for (provider, endpoint) in targets {
                 let is_due = due.get(&provider).is_none_or(|at| *at <= clock::now());
-                if is_due && under_way.len() < AT_ONCE_MAX && busy.insert(provider.clone()) {
+                let is_busy = busy.values().any(|busy| *busy == provider);
+                if is_due && !is_busy && under_way.len() < AT_ONCE_MAX {
                     let (warmer, snapshot) = (Arc::clone(&self), Arc::clone(&snapshot));
-                    under_way.spawn(async move {
-                        let again = warmer.warm_up(&snapshot, endpoint).await;
-                        (provider, again)
-                    });
+                    let task = under_way.spawn(async move { warmer.warm_up(&snapshot, endpoint).await });
+                    busy.insert(task.id(), provider);
                 }
             }
         }
@@ -166,9 +167,16 @@ async fn asked(session: &mut HttpSession, provider: &Provider) -> pingora::Resul
     question.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
     session.write_request_header(Box::new(question)).await?;
     session.finish_request_body().await?;
-    session.read_response_header().await?;
-    while session.read_response_body().await?.is_some() {}
-    Ok(true)
+    loop {
+        match next_piece(session).await? {
+            HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+                return Error::e_explain(ErrorType::InvalidHTTPHeader, "nobody asked for another protocol");
+            }
+            HttpTask::Header(head, _) if head.status.is_informational() => {}
+            HttpTask::Header(_, ends) | HttpTask::Body(_, ends) if !ends => {}
+            _ => return Ok(true),
+        }
+    }
 }
 
 /// The providers to keep warm, each with one of its endpoints.

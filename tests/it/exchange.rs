@@ -109,19 +109,87 @@ async fn an_upstream_that_never_stops_is_stopped_by_the_clock() {
     gateway.wait_until_settled().await;
 }
 
+#[tokio::test]
+async fn heads_that_never_lead_to_an_answer_end_with_the_share_and_hold_up_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || pour(&listener.into_std().unwrap(), b"", &INTERIM.repeat(50)));
+    let second = upstream(Script::default()).await;
+    let setup = Setup::new(&[address, second.address()]).routing("deadline: 4s").threads(1);
+    let gateway = setup.start();
+    // So large that it takes several looks to see that it was sent.
+    let long =
+        format!(r#"{{"model":"gpt-a","messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(200_000));
+    let mut flooded = Caller::connect(gateway.http).await;
+    flooded.send(&Call::post(long)).await;
+    gateway.wait_for_metric("tollgate_in_flight", 1).await;
+    let other = Call::post(whole_request()).header("x-request-id", "beside").send(gateway.http).await;
+    assert_eq!(other.status, 200);
+    let answer = flooded.next_answer().await;
+    assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("2")), "{}", gateway.log());
+}
+
+#[tokio::test]
+async fn a_request_that_its_upstream_has_read_is_not_sent_again_for_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Each connection carries one call, and breaks off inside the answer to the next.
+    tokio::spawn(answer_each(listener, b"HTTP/1.1 103 Early Hints\r\n\r\n\0"));
+    let second = upstream(Script::default()).await;
+    let gateway = Setup::new(&[address, second.address()]).threads(1).start();
+    let mut caller = Caller::connect(gateway.http).await;
+    for attempts in ["1", "2"] {
+        caller.send(&Call::post(whole_request())).await;
+        let answer = caller.next_answer().await;
+        let told = (answer.status, answer.header("x-tollgate-attempts"));
+        assert_eq!(told, (200, Some(attempts)), "{}", gateway.log());
+    }
+}
+
+/// What may come before an answer (RFC 9110 section 15.2).
+pub const INTERIM: &[u8] = b"HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n";
+
+/// Answers with `before` and a whole completion; with a zero behind it, the second request of a connection gets `before` alone.
+pub async fn answer_each(listener: TcpListener, before: &'static [u8]) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        tokio::spawn(async move {
+            let body = r#"{"id":"c","object":"chat.completion","created":1,"model":"up-a","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}"#;
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let (before, breaks_off) =
+                before.strip_suffix(b"\0").map_or((before, false), |before| (before, true));
+            let mut count = 0;
+            while stream.read(&mut [0; 1 << 16]).await.is_ok_and(|read| read > 0) {
+                count += 1;
+                stream.write_all(before).await.unwrap();
+                if breaks_off && count > 1 {
+                    return;
+                }
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+    }
+}
+
 /// Answers one request with events for as long as somebody takes them.
 fn flood(listener: &std::net::TcpListener) {
-    use std::io::{Read as _, Write as _};
-    listener.set_nonblocking(false).unwrap();
-    let (mut stream, _) = listener.accept().unwrap();
-    let _request = stream.read(&mut [0; 1 << 16]).unwrap();
     let event = r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"up-a","choices":[{"index":0,"delta":{"content":"more"},"finish_reason":null}]}"#;
     let event = format!("{event}\n\n");
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = format!("{:x}\r\n{event}\r\n", event.len());
-    let all = chunk.repeat(50);
-    let mut next = stream.write_all(head.as_bytes());
+    pour(listener, head.as_bytes(), chunk.repeat(50).as_bytes());
+}
+
+/// Takes one connection, and writes for as long as somebody reads.
+fn pour(listener: &std::net::TcpListener, first: &[u8], then: &[u8]) {
+    use std::io::{Read as _, Write as _};
+    listener.set_nonblocking(false).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let _request = stream.read(&mut [0; 1 << 16]).unwrap();
+    let mut next = stream.write_all(first);
     while next.is_ok() {
-        next = stream.write_all(all.as_bytes());
+        next = stream.write_all(then);
     }
 }

@@ -229,6 +229,16 @@ async fn a_connection_ends_in_peace_after_its_requests() {
 }
 
 #[tokio::test]
+async fn half_a_head_behind_a_request_has_a_heads_time() {
+    let (_upstream, gateway) = bounded("head_timeout: 300ms, keepalive: 300s").await;
+    let mut caller = Caller::connect(gateway.http).await;
+    let both = [wire(&whole_request()), "GET /v1/models HTT".to_owned()].concat();
+    caller.send_raw(both.as_bytes()).await;
+    assert_eq!(caller.next_answer().await.status, 200);
+    assert!(caller.rest().await.is_empty(), "it closes");
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_as_http_is_refused_in_json_of_the_callers_dialect() {
     let (_upstream, gateway) = bounded("head_timeout: 15s").await;
     let many: String = (0..300).map(|n| format!("x-{n}: 1\r\n")).collect();
