@@ -140,7 +140,7 @@ impl Front {
         };
         futures::join!(accept, let_in);
         self.gateway.drain.linger().await;
-        door.close().await;
+        door.close();
         if self.crew.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.gateway.drain.be_quiet();
         }
@@ -172,21 +172,15 @@ fn door(conf: &ServerConf, gateway: Gateway, listeners: Arc<[edge::Listener]>) -
     options.h2_idle_timeout = Some(bounds.keepalive);
     // Not to serve it: our own door refuses it, in words that callers read.
     options.allow_connect_method_proxying = true;
+    let closing = watch::Sender::new(false);
     let app = App {
         gateway,
         wires: Arc::new(Wires::new(ConnectorOptions::from_server_conf(conf))),
         options,
         http2: http2(&bounds),
-        closing: watch::Sender::new(false),
+        closing: closing.clone(),
     };
-    Door {
-        app: Arc::new(app),
-        listeners,
-        metrics,
-        bounds: live_bounds,
-        refusal: proxy::unreadable,
-        closing: watch::Sender::new(false),
-    }
+    Door { app: Arc::new(app), listeners, metrics, bounds: live_bounds, refusal: proxy::unreadable, closing }
 }
 
 /// What callers of HTTP/2 may do. The rest of its bounds are the crate `h2`'s: 20 streams that were reset before

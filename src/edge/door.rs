@@ -69,9 +69,8 @@ impl<A: HttpServerApp + Send + Sync + 'static> Door<A> {
     }
 
     /// Closes connections that wait for a request.
-    pub async fn close(&self) {
+    pub fn close(&self) {
         self.closing.send_replace(true);
-        self.app.http_cleanup().await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The requests of a connection of HTTP/1.1, one after the other.
 //!
 //! Pingora's own loop (`ServerApp::process_new` of its HTTP apps) waits for a request in the future that will
-//! serve it, with its buffers and all its callbacks' state: tens of KiB for a connection on which nothing happens.
+//! serve it, with its buffers and all its state: KiB for a connection on which nothing happens.
 //! This is the same loop, but it waits outside, with nothing but the [`Line`].
 
 use std::fmt::{self, Write as _};

@@ -41,8 +41,9 @@ impl Wires {
     /// # Errors
     /// Where none can be had.
     pub async fn open(&self, peer: HttpPeer) -> Result<Wire> {
-        let ours = Back::Ours { peer: peer.reuse_hash(), idle: peer.idle_timeout().unwrap_or(UPSTREAM_IDLE) };
-        let waiting = self.idle().take(peer.reuse_hash(), clock::now());
+        let hash = peer.reuse_hash();
+        let ours = Back::Ours { peer: hash, idle: peer.idle_timeout().unwrap_or(UPSTREAM_IDLE) };
+        let waiting = self.idle().take(hash, clock::now());
         if let Some(stream) = waiting {
             let session = HttpSession::H1(OneSession::new_with_options(stream, &peer));
             return Ok(Wire { session, reused: true, back: ours });
@@ -141,17 +142,36 @@ pub fn version(upstream: &HttpSession) -> Version {
     if upstream.as_http2().is_some() { Version::HTTP_2 } else { Version::HTTP_11 }
 }
 
-/// The next piece of an answer: its head, some of its body, or that it is over. May be dropped at any time and asked
-/// for again.
+/// The next piece of an answer: its head, or an interim one before it, some of its body, or that it is over. May be
+/// dropped at any time and asked for again.
 ///
 /// # Errors
-/// Where the connection or the stream breaks off, or what comes is no answer.
+/// Where the connection or the stream breaks off, or what comes is no answer: another protocol, which nobody asks for.
 pub async fn next_piece(upstream: &mut HttpSession) -> Result<HttpTask> {
-    match upstream {
-        HttpSession::H1(one) => one.read_response_task().await,
-        HttpSession::H2(two) if two.response_header().is_none() => head(two).await,
-        HttpSession::H2(two) => body(two).await,
-        HttpSession::Custom(()) => Ok(HttpTask::Done),
+    let piece = match upstream {
+        HttpSession::H1(one) => one.read_response_task().await?,
+        HttpSession::H2(two) if two.response_header().is_none() => head(two).await?,
+        HttpSession::H2(two) => body(two).await?,
+        HttpSession::Custom(()) => HttpTask::Done,
+    };
+    match &piece {
+        HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+            Error::e_explain(ErrorType::InvalidHTTPHeader, "nobody asked for another protocol")
+        }
+        _ => Ok(piece),
+    }
+}
+
+/// The same without interim heads.
+///
+/// # Errors
+/// As [`next_piece`].
+pub async fn next_final_piece(upstream: &mut HttpSession) -> Result<HttpTask> {
+    loop {
+        match next_piece(upstream).await? {
+            HttpTask::Header(head, _) if head.status.is_informational() => {}
+            piece => return Ok(piece),
+        }
     }
 }
 

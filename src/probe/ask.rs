@@ -22,7 +22,7 @@ use filters::probe;
 use filters::stream::usage::Usage;
 use filters::upstream::failure::{Failure, NotAnAnswer, Timer};
 use filters::verdict::UpstreamError;
-use http::{StatusCode, Version};
+use http::Version;
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
 use pingora::protocols::http::HttpTask;
@@ -164,11 +164,7 @@ impl Question {
         session.write_request_body(self.body.clone(), true).await.map_err(broken)?;
         session.finish_request_body().await.map_err(broken)?;
         loop {
-            let (bytes, ends) = match wire::next_piece(session).await.map_err(broken)? {
-                HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                    return Err(Failure::Broken);
-                }
-                HttpTask::Header(head, _) if head.status.is_informational() => (None, false),
+            let (bytes, ends) = match wire::next_final_piece(session).await.map_err(broken)? {
                 HttpTask::Header(head, ends) => {
                     way.head_seen = true;
                     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());

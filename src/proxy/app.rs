@@ -36,7 +36,7 @@ pub struct App {
     pub wires: Arc<Wires>,
     pub options: HttpServerOptions,
     pub http2: H2Options,
-    /// Turns true when no head is waited for any more.
+    /// Turns true when no head is waited for any more: the door's.
     pub closing: watch::Sender<bool>,
 }
 
@@ -75,10 +75,6 @@ impl HttpServerApp for App {
         let settings = HttpPersistentSettings::for_session(&session);
         let stream = session.finish().await.ok().flatten()?;
         Some(ReusedHttpStream::from_reusable_stream(stream, settings))
-    }
-
-    async fn http_cleanup(&self) {
-        self.closing.send_replace(true);
     }
 
     fn server_options(&self) -> Option<&HttpServerOptions> {

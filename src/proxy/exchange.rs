@@ -224,23 +224,27 @@ impl<'a> Exchange<'a> {
 
     /// Head, bytes and end, as far as there are any, in one piece: Pingora flushes behind each.
     async fn write(&mut self, head: Option<Box<ResponseHeader>>, bytes: Bytes, ends: bool) -> Result<()> {
-        let connection = Connection::of(self.caller.digest());
-        let hold = |holds| connection.iter().for_each(|connection| connection.hold_flush(holds));
         if let Some(head) = head {
-            hold(!bytes.is_empty() || ends);
+            self.hold_flush(!bytes.is_empty() || ends);
             let written = self.caller.write_response_header(head).await;
-            hold(false);
+            self.hold_flush(false);
             written?;
         }
         // A frame of HTTP/2 has its end with it.
         if !bytes.is_empty() && ends && !self.caller.is_http2() {
-            hold(true);
+            self.hold_flush(true);
             let written = self.caller.write_response_body(bytes, false).await;
-            hold(false);
+            self.hold_flush(false);
             written?;
             return self.caller.write_response_body(Bytes::new(), true).await;
         }
         self.caller.write_response_body(bytes, ends).await
+    }
+
+    fn hold_flush(&self, holds: bool) {
+        if let Some(connection) = Connection::of(self.caller.digest()) {
+            connection.hold_flush(holds);
+        }
     }
 
     /// Where time runs out, and where a caller is seen to leave. May be dropped at any time: it only notes and returns.

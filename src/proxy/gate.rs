@@ -28,7 +28,7 @@ use filters::upstream::rest::{self, UnixSeconds};
 use filters::upstream::watchdog::{self, Timing};
 use filters::verdict::UpstreamError;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderValue, StatusCode, Version};
+use http::{HeaderValue, Version};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::HttpTask;
 
@@ -529,10 +529,6 @@ impl Gate {
         let Some(attempt) = &mut self.attempt else { return vec![] };
         let answer = &mut attempt.answer;
         match task {
-            // Nobody asked for another protocol.
-            HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                vec![answer.fail(Failure::Broken)]
-            }
             HttpTask::Header(head, _) if head.status.is_informational() => vec![],
             HttpTask::Header(head, end) => {
                 self.head_seen = true;

@@ -10,17 +10,16 @@
 //!
 //! It is no attempt: what it finds out, the next attempt finds out too.
 //!
-//! Every thread that serves has a pool of its own, and so a warmer of its own.
+//! Every thread that serves has a pool of its own, and so a warmer of its own. On its way it closes what has waited there
+//! too long, or was closed by the other side.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::ids::EndpointId;
-use http::StatusCode;
 use http::header::{HOST, USER_AGENT};
 use pingora::http::RequestHeader;
-use pingora::protocols::http::HttpTask;
 use pingora::protocols::http::client::HttpSession;
 use pingora::{Error, ErrorType};
 use tokio::task::{Id, JoinSet};
@@ -31,7 +30,7 @@ use crate::config::checked::Provider;
 use crate::config::reach::Http;
 use crate::drain::Drain;
 use crate::pool::peer::{Via, peer};
-use crate::pool::wire::{Wires, next_piece};
+use crate::pool::wire::{Wires, next_final_piece};
 use crate::pool::{Pool, Snapshot};
 
 /// How often to look who has to be kept warm: a model's first call must not wait long for its standbys.
@@ -167,16 +166,8 @@ async fn asked(session: &mut HttpSession, provider: &Provider) -> pingora::Resul
     question.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
     session.write_request_header(Box::new(question)).await?;
     session.finish_request_body().await?;
-    loop {
-        match next_piece(session).await? {
-            HttpTask::Header(head, _) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                return Error::e_explain(ErrorType::InvalidHTTPHeader, "nobody asked for another protocol");
-            }
-            HttpTask::Header(head, _) if head.status.is_informational() => {}
-            HttpTask::Header(_, ends) | HttpTask::Body(_, ends) if !ends => {}
-            _ => return Ok(true),
-        }
-    }
+    while !next_final_piece(session).await?.is_end() {}
+    Ok(true)
 }
 
 /// The providers to keep warm, each with one of its endpoints.

@@ -7,6 +7,7 @@ use tollgate::mock::{Mock, Script};
 use tollgate::record::{ProbeRow, Records};
 
 use super::support::fleet::Fleet;
+use super::support::interim::{INTERIM, answer_each};
 use super::support::receiver::Receiver;
 use super::support::{Call, Gateway, Setup, script, upstream, whole_request};
 
@@ -268,7 +269,7 @@ async fn of_a_fleet_one_node_probes_and_speaks_and_another_takes_over_when_it_is
 async fn an_upstream_that_says_something_before_its_answer_is_well() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(super::exchange::answer_each(listener, super::exchange::INTERIM));
+    tokio::spawn(answer_each(listener, INTERIM, false));
     let gateway = Setup::new(&[address]).with(EVERY_SECOND).start();
     wait_for_probe(&gateway, "u0/up-a", 1).await;
     assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);

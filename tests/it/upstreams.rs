@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::support::tls::{Authority, TlsUpstream, WHOLE, Wants, quoted, serve_h2_refusing, serve_h2_until};
+use super::support::interim::{INTERIM, answer_each};
+use super::support::tls::{
+    Authority, TlsUpstream, Wants, quoted, serve_h2_refusing, serve_h2_until, whole_answer,
+};
 use super::support::{Call, Gateway, Setup, THREADS, script, stream_request, upstream, whole_request};
 use tollgate::mock::{Script, SeenRequest};
 
@@ -327,6 +330,22 @@ async fn over_http_1_1_a_standby_with_a_free_check_is_kept_warm_by_it() {
     assert_eq!(warm.header("authorization"), None);
 }
 
+#[tokio::test]
+async fn a_standby_that_says_something_before_its_answer_is_kept_warm_too() {
+    let authority = Authority::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(answer_each(listener, INTERIM, false));
+    let first = upstream(Script::default()).await;
+    let wants = Wants { alpn: &["http/1.1"], ..Wants::default() };
+    let standby = TlsUpstream::start(&authority, wants, address).await;
+    let own = format!("ca_file: {}, check: {{ path: /v1/models, every: 7d }}", quoted(&authority.ca_file()));
+    let setup = Setup::new(&[first.address(), standby.address]).tls(1).providers(TIMERS).provider(1, &own);
+    let gateway = setup.log(WARMING).start();
+    assert_eq!(Call::post(whole_request()).send(gateway.http).await.status, 200);
+    kept_warm(&gateway).await;
+}
+
 /// An upstream over HTTP/2 without TLS that refuses its first `refused` streams, by name.
 async fn refusing(refused: usize) -> (std::net::SocketAddr, std::sync::Arc<[AtomicUsize; 2]>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -447,14 +466,6 @@ async fn a_call_under_way_while_its_credential_is_replaced_is_sent_again_with_th
     let answer = caller.answer().await;
     assert_eq!((answer.status, answer.header("x-tollgate-attempts")), (200, Some("1")), "{}", gateway.log());
     assert!(!gateway.log().contains("refuses our credential"), "the new one is not blamed for the old one");
-}
-
-fn whole_answer() -> String {
-    let body = String::from_utf8_lossy(WHOLE);
-    format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ pub mod collector;
 pub mod delay;
 pub mod fleet;
 pub mod gateway;
+pub mod interim;
 pub mod ledgers;
 pub mod link;
 pub mod postgres;

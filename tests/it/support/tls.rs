@@ -248,3 +248,12 @@ pub const WHOLE: &[u8] =
 pub fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
+
+/// The same over HTTP/1.1.
+pub fn whole_answer() -> String {
+    let body = String::from_utf8_lossy(WHOLE);
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
