@@ -147,26 +147,36 @@ impl Node {
         }
     }
 
-    /// Looks whether the connections are still there; opens the breaker if those are not that all share. One that is
-    /// slow is left to the requests, which have a measure for it.
+    /// Looks whether the connections are still there; opens the breaker if those are not that all share. A server that
+    /// is slow is left to the requests, which have a measure for it.
     pub(super) async fn probe(&self) -> bool {
+        let mut slow = false;
         for link in [self.background(), self.links.shared()] {
             let Some(mut link) = link else { return false };
-            if let Err(error) = redis::cmd("PING").query_async::<Value>(&mut link).await
-                && !error.is_timeout()
-            {
-                let _opened = self.fault(&error);
-                return false;
+            match redis::cmd("PING").query_async::<Value>(&mut link).await {
+                Ok(_) => {}
+                Err(error) if error.is_timeout() => slow = true,
+                Err(error) => {
+                    let _opened = self.fault(&error);
+                    return false;
+                }
             }
         }
-        for (owner, mut link) in self.links.owned() {
-            let answer = redis::cmd("PING").query_async::<Value>(&mut link).await;
-            if answer.is_err_and(|error| !error.is_timeout()) {
-                // The server is there: this one broke, or its thread has ended.
-                self.links.lose(owner);
-            }
+        if !slow {
+            self.sort_out().await;
         }
         true
+    }
+
+    /// Gives up the threads' connections that do not answer although the server does: they broke or went silent, or
+    /// their thread has ended. A command would wait its whole time on such a one, and open the breaker, again and again.
+    async fn sort_out(&self) {
+        let asked = self.links.owned().into_iter().map(async |(owner, mut link)| {
+            if redis::cmd("PING").query_async::<Value>(&mut link).await.is_err() {
+                self.links.lose(owner);
+            }
+        });
+        futures::future::join_all(asked).await;
     }
 
     /// Asks whether the server is there, connects where needed, and closes the breaker if it answers.
@@ -225,6 +235,7 @@ impl Node {
             let mut link = link.ok_or(RedisError::Open)?;
             redis::cmd("PING").query_async::<Value>(&mut link).await.map_err(|e| error(&e))?;
         }
+        self.sort_out().await;
         Ok(())
     }
 

@@ -95,11 +95,13 @@ impl Redis {
         news: &mpsc::Sender<News>,
     ) -> Result<(), RedisError> {
         let lost = |_| RedisError::Lost;
-        let connect = Box::pin(node.client().get_async_pubsub());
-        let mut connection =
-            tokio::time::timeout(REFRESH, connect).await.map_err(|_| RedisError::TimedOut)?.map_err(lost)?;
-        connection.subscribe(channels).await.map_err(lost)?;
-        let (mut sink, mut messages) = connection.split();
+        let subscribed = Box::pin(async {
+            let mut connection = node.client().get_async_pubsub().await?;
+            connection.subscribe(channels).await?;
+            redis::RedisResult::Ok(connection)
+        });
+        let connection = tokio::time::timeout(REFRESH, subscribed).await;
+        let (mut sink, mut messages) = connection.map_err(|_| RedisError::TimedOut)?.map_err(lost)?.split();
         if news.send(News::Missed).await.is_err() {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::super::support::link::Link;
 use super::super::support::redis::{Kept, Server, config, connect, until};
 use super::failures::{admit, funded};
 use tollgate::config::checked::RedisMode;
@@ -116,4 +117,33 @@ async fn a_connection_that_one_thread_loses_costs_others_no_more_than_a_breaker(
         clients_that(&server, |line| line.contains("cmd=fcall")).await.difference(&before).count() >= 2
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_of_one_thread_that_goes_silent_is_given_up_for_another() {
+    let server = Server::start().await;
+    let relay = Link::start(([127, 0, 0, 1], server.port).into()).await;
+    let redis = connect(&config(&[format!("redis://{}", relay.address)], RedisMode::Single)).await;
+    funded(&redis, 1, FUNDS).await;
+    let (before, shared) = (clients(&server).await, relay.count());
+    let mut thread = Thread::new(&redis);
+    let mut ids = 1..;
+    until("it uses one of its own", async || {
+        assert_eq!(thread.admit(ids.next().unwrap()).await, Ok(()));
+        let used = clients_that(&server, |line| line.contains("cmd=fcall")).await;
+        used.difference(&before).count() == 1
+    })
+    .await;
+    // As with a firewall that forgets one connection: no end of it is ever seen, and the others are good.
+    relay.lose_since(shared);
+    assert_eq!(thread.admit(ids.next().unwrap()).await, Err(RedisDeny::TimedOut));
+    until("it has one again", async || {
+        let (admitted, again) =
+            (thread.admit(ids.next().unwrap()).await, thread.admit(ids.next().unwrap()).await);
+        admitted.is_ok() && again.is_ok() && relay.count() > shared + 1
+    })
+    .await;
+    for _ in 0..20 {
+        assert_eq!(thread.admit(ids.next().unwrap()).await, Ok(()));
+    }
 }

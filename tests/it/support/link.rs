@@ -24,6 +24,10 @@ struct Way {
     silent: bool,
     /// Connections of an earlier number are cut.
     cuts: u64,
+    /// Connections so far.
+    count: u64,
+    /// From which connection on, up to which, nothing gets through any more.
+    lost: (u64, u64),
 }
 
 impl Link {
@@ -31,11 +35,14 @@ impl Link {
     pub async fn start(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("its address");
-        let way = watch::Sender::new(Way { to, delay: Duration::ZERO, silent: false, cuts: 0 });
-        let ways = way.subscribe();
+        let way = Way { to, delay: Duration::ZERO, silent: false, cuts: 0, count: 0, lost: (0, 0) };
+        let way = watch::Sender::new(way);
+        let ways = way.clone();
         let task = tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                tokio::spawn(relay(near, ways.clone()));
+                let number = ways.borrow().count;
+                ways.send_modify(|way| way.count += 1);
+                tokio::spawn(relay(near, number, ways.subscribe()));
             }
         });
         Self { address, way, task }
@@ -56,6 +63,16 @@ impl Link {
         self.way.send_modify(|way| way.silent = true);
     }
 
+    /// Connections so far.
+    pub fn count(&self) -> u64 {
+        self.way.borrow().count
+    }
+
+    /// Nothing gets through those that were made since there were so many, and nobody is told; others are good.
+    pub fn lose_since(&self, count: u64) {
+        self.way.send_modify(|way| way.lost = (count, way.count));
+    }
+
     /// Ends all connections; what was held back is lost.
     pub fn cut(&self) {
         self.way.send_modify(|way| way.cuts += 1);
@@ -73,11 +90,18 @@ impl Drop for Link {
     }
 }
 
-async fn relay(near: TcpStream, mut ways: watch::Receiver<Way>) {
+impl Way {
+    fn lets_through(&self, number: u64) -> bool {
+        let (first, end) = self.lost;
+        !self.silent && !(first..end).contains(&number)
+    }
+}
+
+async fn relay(near: TcpStream, number: u64, mut ways: watch::Receiver<Way>) {
     let Way { to, cuts, .. } = *ways.borrow_and_update();
     let mut over = ways.clone();
     let both = async {
-        if ways.wait_for(|way| !way.silent).await.is_err() {
+        if ways.wait_for(|way| way.lets_through(number)).await.is_err() {
             return;
         }
         let Ok(far) = TcpStream::connect(to).await else { return };
@@ -85,7 +109,8 @@ async fn relay(near: TcpStream, mut ways: watch::Receiver<Way>) {
             stream.set_nodelay(true).expect("no delay");
         }
         let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-        tokio::join!(pass(near_in, far_out, ways.clone()), pass(far_in, near_out, ways.clone()));
+        let forth = pass(near_in, far_out, number, ways.clone());
+        tokio::join!(forth, pass(far_in, near_out, number, ways.clone()));
     };
     tokio::select! {
         () = both => {}
@@ -93,10 +118,12 @@ async fn relay(near: TcpStream, mut ways: watch::Receiver<Way>) {
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut ways: watch::Receiver<Way>) {
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, number: u64, mut ways: watch::Receiver<Way>) {
     let mut piece = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut piece).await {
-        let Ok(delay) = ways.wait_for(|way| !way.silent).await.map(|way| way.delay) else { break };
+        let Ok(delay) = ways.wait_for(|way| way.lets_through(number)).await.map(|way| way.delay) else {
+            break;
+        };
         tokio::time::sleep(delay).await;
         if to.write_all(&piece[..count]).await.is_err() {
             break;
