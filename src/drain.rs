@@ -1,10 +1,10 @@
 //! How the process leaves.
 //!
 //! SIGTERM: `/readyz` says 503 at once while calls are still taken for `drain.pre`, so that load
-//! balancers have time to look elsewhere. Then the listeners close, every answer closes its
-//! connection, and the process goes as soon as nothing is in flight. After `drain.max` what still
-//! runs is cut: a stream ends with an error event, and what it used until then is charged. SIGINT
-//! leaves at once.
+//! balancers have time to look elsewhere. Then the listeners close, and every answer closes its
+//! connection; who is connected has a moment more to send a request, since it may be on its way. The process goes
+//! as soon as nothing is in flight. After `drain.max` what still runs is cut: a stream ends with an error event, and
+//! what it used until then is charged. SIGINT leaves at once.
 //!
 //! SIGQUIT: hands over to a process that waits for it (see `handover`) and leaves in the same way, without
 //! `drain.pre`; where nobody waits, it serves on. SIGUSR2 starts such a process.
@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora::server::{ShutdownSignal, ShutdownSignalWatch};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::config::checked::Drain as Times;
 use crate::handover::{self, Estate};
@@ -32,27 +32,44 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long calls that were cut have to say so to their callers.
 const CUT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long connections that are just there may take to send their request when another process takes over.
+/// How long connections that are just there may take to send their request when no more are accepted.
 const LINGER: Duration = Duration::from_millis(400);
-/// How long requests that are being read may take then, before only half of the free money goes over.
+/// How long requests that are being read may take when another process takes over, before only half of the free money
+/// goes over.
 const ARRIVAL_PATIENCE: Duration = Duration::from_secs(1);
 /// No call arrives when that was so in so many looks in a row, each so long after the other.
 const QUIET_ROW: u32 = 3;
 const QUIET_LOOK: Duration = Duration::from_millis(5);
 
-/// From here on SIGHUP, SIGQUIT and SIGUSR2 do not end the process, as they would by themselves: who sends one to a
-/// process that starts, or waits to take over, is too early and no more. They are listened to once it serves.
-///
-/// # Errors
-/// When the system takes no handler.
-pub fn outlive_early_signals() -> io::Result<()> {
-    // A handler stays when its listener and this runtime are gone.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let _entered = runtime.enter();
-    for kind in [SignalKind::hangup(), SignalKind::quit(), SignalKind::user_defined2()] {
-        let _listener = signal(kind)?;
+/// SIGHUP, SIGQUIT and SIGUSR2 do not end the process while this is there, as they would by themselves, nor do anything
+/// else: who sends one to a process that starts, or waits to take over, is too early and no more.
+#[derive(Debug)]
+pub struct Early {
+    _over: oneshot::Sender<()>,
+}
+
+impl Early {
+    /// From here on.
+    ///
+    /// # Errors
+    /// When the system takes no handler, or there can be no thread.
+    pub fn outlive_signals() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let listeners = {
+            let _entered = runtime.enter();
+            let kinds = [SignalKind::hangup(), SignalKind::quit(), SignalKind::user_defined2()];
+            kinds.into_iter().map(signal).collect::<io::Result<Vec<Signal>>>()?
+        };
+        let (over, ended) = oneshot::channel();
+        // A handler stays when its listener is gone; but what it noted is told to the next who listens, unless somebody
+        // has heard it.
+        let hear = async move {
+            let _over = ended.await;
+            drop(listeners);
+        };
+        thread::Builder::new().name("signals".to_owned()).spawn(move || runtime.block_on(hear))?;
+        Ok(Self { _over: over })
     }
-    Ok(())
 }
 
 /// What the rest of the process knows of leaving.
@@ -62,8 +79,6 @@ pub struct Drain {
     changed: Condvar,
     unready: AtomicBool,
     closing: AtomicBool,
-    /// Another process takes over.
-    heir: AtomicBool,
     /// Connections that waited for a request are closed.
     quiet: AtomicBool,
     handing: watch::Sender<bool>,
@@ -93,7 +108,6 @@ impl Default for Drain {
             changed: Condvar::new(),
             unready: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            heir: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             handing: watch::Sender::new(false),
             in_flight: AtomicUsize::new(0),
@@ -170,10 +184,11 @@ impl Drain {
     }
 
     /// Between the last accept and the closing of connections that wait for a request: for whom is just
-    /// about to send one, when another process takes over.
-    pub async fn linger(&self) {
-        if self.heir.load(Ordering::Acquire) {
-            tokio::time::sleep(LINGER).await;
+    /// about to send one. Waits for nobody when there are no `connections`.
+    pub async fn linger(&self, connections: impl Fn() -> usize) {
+        let end = clock::now() + LINGER;
+        while connections() > 0 && clock::now() < end && self.phase() != Phase::Over {
+            tokio::time::sleep(QUIET_LOOK).await;
         }
     }
 
@@ -260,6 +275,8 @@ pub struct Watch {
     pub estate: Arc<Estate>,
     /// SIGUSR2 starts a process that waits to take over. Not where the gateway is a part of another program.
     pub may_start_heirs: bool,
+    /// Goes when signals are listened to.
+    pub early: Mutex<Option<Early>>,
 }
 
 #[async_trait]
@@ -308,6 +325,7 @@ impl Watch {
         else {
             return std::future::pending().await;
         };
+        drop(self.early.lock().unwrap_or_else(PoisonError::into_inner).take());
         loop {
             tokio::select! {
                 _ = start.recv() => {
@@ -323,7 +341,6 @@ impl Watch {
                 Ok(Ok(())) => {
                     tracing::info!("another process takes over; calls in flight end here");
                     self.drain.unready.store(true, Ordering::Release);
-                    self.drain.heir.store(true, Ordering::Release);
                     self.drain.handing.send_replace(true);
                     self.notify.is_replaced();
                     return;

@@ -7,8 +7,8 @@
 //! answering admin port says nothing of calls. While all of them turn, a service manager that
 //! asked for it (`WATCHDOG_USEC`) is told so; when one is stuck it is not, and restarts us.
 //!
-//! Patience when another process takes over: Pingora would drop every connection that has not sent its
-//! request yet at the moment when it stops accepting, also one that came a microsecond before.
+//! Patience at the end: Pingora would drop every connection that has not sent its request yet at the moment when it
+//! stops accepting, also one that came a microsecond before.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ pub struct Front {
     /// Of the first alone; taken by the start.
     doorman: Option<Doorman>,
     index: usize,
+    connections: Arc<Connections>,
     crew: Arc<Crew>,
 }
 
@@ -79,7 +80,7 @@ pub fn services(conf: &Arc<ServerConf>, threads: usize, gateway: &Gateway, entra
     let turned = (0..threads).map(|_| AtomicBool::new(false)).collect();
     let crew = Arc::new(Crew { notify, started, turned, open: AtomicUsize::new(threads) });
     let (seats, ends): (Vec<Seat>, Vec<Arrivals>) = (0..threads).map(|_| Seat::new()).unzip();
-    let mut doorman = Some(Doorman { sockets, seats, connections, metrics });
+    let mut doorman = Some(Doorman { sockets, seats, connections: Arc::clone(&connections), metrics });
     let front = |(index, arrivals)| Front {
         conf: Arc::clone(conf),
         gateway: gateway.clone(),
@@ -87,6 +88,7 @@ pub fn services(conf: &Arc<ServerConf>, threads: usize, gateway: &Gateway, entra
         arrivals: Some(arrivals),
         doorman: doorman.take(),
         index,
+        connections: Arc::clone(&connections),
         crew: Arc::clone(&crew),
     };
     ends.into_iter().enumerate().map(front).collect()
@@ -139,7 +141,7 @@ impl Front {
             }
         };
         futures::join!(accept, let_in);
-        self.gateway.drain.linger().await;
+        self.gateway.drain.linger(|| self.connections.count()).await;
         door.close();
         if self.crew.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.gateway.drain.be_quiet();

@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -18,7 +18,7 @@ use crate::books::{self, Books};
 use crate::boot::{self, Booted};
 use crate::config::Config;
 use crate::config::checked::{Listen, Listener, OTHER_FILES};
-use crate::drain::{self, Drain, Watch};
+use crate::drain::{Drain, Early, Watch};
 use crate::edge::{self, Tls};
 use crate::fleet::catalogue::Published;
 use crate::front::{self, Entrance};
@@ -57,8 +57,9 @@ pub enum Left {
 /// # Errors
 /// When the store cannot start or an address cannot be bound.
 pub fn run(config: Config, source: Source, upgrade: bool) -> anyhow::Result<Left> {
-    drain::outlive_early_signals().context("signals cannot be handled")?;
-    serve(config, Some(source), upgrade, Arc::new(Drain::default()), |store| store)
+    let early = Early::outlive_signals().context("signals cannot be handled")?;
+    let how = How { source: Some(source), upgrade, early: Some(early) };
+    serve(config, how, Arc::new(Drain::default()), |store| store)
 }
 
 /// Serves until a signal or `drain_state` says otherwise, with a store that was wrapped: for tests
@@ -71,17 +72,27 @@ pub fn run_with(
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<Left> {
-    serve(config, None, false, drain_state, wrap)
+    serve(config, How::default(), drain_state, wrap)
+}
+
+/// How it was started. By another program: with none of it.
+#[derive(Default)]
+struct How {
+    /// The config is read anew from there.
+    source: Option<Source>,
+    /// It takes over from the process that serves now.
+    upgrade: bool,
+    early: Option<Early>,
 }
 
 #[expect(clippy::too_many_lines, reason = "one part after the other, each from those before it")]
 fn serve(
     config: Config,
-    source: Option<Source>,
-    upgrade: bool,
+    how: How,
     drain_state: Arc<Drain>,
     wrap: impl FnOnce(Arc<dyn Holds>) -> Arc<dyn Holds>,
 ) -> anyhow::Result<Left> {
+    let How { source, upgrade, early } = how;
     let listeners = open_files(&config.listen)?;
     let mut booted = boot::start(&config, upgrade)?;
     let fixed = Fixed::of(&config);
@@ -182,7 +193,8 @@ fn serve(
     add_background(&mut server, AdminService { admin, listener: admin_socket }, keeper, status);
     server.add_service(background_service("watch", watch));
     let drain = Arc::clone(&drain_state);
-    run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs })?;
+    let early = Mutex::new(early);
+    run_apart(server, Watch { drain, notify, estate: Arc::clone(&estate), may_start_heirs, early })?;
     let left = run_to_the_end(booted, &drain_state, &estate, &books, &recorder);
     if let Some(exporter) = exporter {
         exporter.stop();
@@ -259,7 +271,11 @@ fn run_to_the_end(
     drain.wait_for_the_end();
     let cut = match estate.let_go() {
         Some(heir) => succession::leave_to(heir, drain, books, &booted.store),
-        None => drain.wait(|| {}),
+        None => {
+            // A request may be on its way that is not in flight yet.
+            let _quiet = drain.is_quiet(|| usize::MAX);
+            drain.wait(|| {})
+        }
     };
     recorder.stop();
     booted.stop();

@@ -40,6 +40,12 @@ impl Connections {
         Arc::new(Self { all_max, per_address_max, all, by_address, open })
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.all.load(Ordering::Acquire)
+    }
+
     /// Counts one more, for its thread too. Its address is not known yet.
     pub(super) fn enter(self: &Arc<Self>, of_thread: &Arc<AtomicUsize>) -> Result<Counted, Refused> {
         let one_more = |all: usize| (all < self.all_max).then_some(all + 1);

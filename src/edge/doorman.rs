@@ -8,6 +8,7 @@
 //! The thread with the fewest connections gets the next one, the first among equals. So a few callers use a few
 //! threads, and the connections that were opened for each other; many are spread evenly.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -27,6 +28,8 @@ const WAITING_MAX: i32 = 65_535;
 /// Accepted connections that a thread may have before it. One that is so far behind has more than its share already,
 /// and gets no more while another one has room.
 const ARRIVALS_MAX: usize = 1024;
+/// Connections that are still taken when the sockets close. More come faster than they are taken.
+const LATE_MAX: usize = 4096;
 /// After an accept that failed for want of files or memory.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -68,20 +71,34 @@ impl Seat {
 
 impl Doorman {
     /// Lets connections in until the server is to end, or has gone.
-    pub async fn run(mut self, mut shutdown: ShutdownWatch) {
+    pub async fn run(mut self, shutdown: ShutdownWatch) {
         let sockets = std::mem::take(&mut self.sockets);
-        let accept = futures::future::join_all(sockets.into_iter().map(|socket| self.accept_at(socket)));
-        tokio::select! {
-            _never = accept => {}
-            _over = shutdown.wait_for(|over| *over) => {}
-        }
+        let accept = sockets.into_iter().map(|socket| self.stand_at(socket, shutdown.clone()));
+        futures::future::join_all(accept).await;
     }
 
-    async fn accept_at(&self, socket: TcpListener) {
+    async fn stand_at(&self, socket: TcpListener, mut shutdown: ShutdownWatch) {
         let socket = match watched(socket) {
             Ok(socket) => socket,
             Err(error) => return tracing::error!(%error, "callers' connections cannot be accepted"),
         };
+        tokio::select! {
+            _never = self.accept_at(&socket) => {}
+            _over = shutdown.wait_for(|over| *over) => {}
+        }
+        // Who waits now was told by the kernel that he is connected: when the socket closes, he would be cut off.
+        let Ok(socket) = socket.into_std() else { return };
+        for _ in 0..LATE_MAX {
+            let accepted = socket.accept();
+            match accepted.and_then(|(one, from)| one.set_nonblocking(true).map(|()| (one, from))) {
+                Ok((accepted, from)) => self.seat(accepted, from),
+                Err(error) if is_of_the_connection(error.kind()) => {}
+                Err(_) => break,
+            }
+        }
+    }
+
+    async fn accept_at(&self, socket: &tokio::net::TcpListener) -> Infallible {
         loop {
             // Taken off this thread again: it may be another one's.
             match socket.accept().await.and_then(|(accepted, from)| Ok((accepted.into_std()?, from))) {
@@ -169,5 +186,27 @@ mod tests {
         over.send(true).unwrap();
         stands.join_next().await.unwrap().unwrap();
         assert!(TcpStream::connect(address).is_err(), "the socket has gone with the doorman");
+    }
+
+    #[tokio::test]
+    async fn who_waits_when_the_server_ends_is_still_let_in() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let (seat, mut end) = Seat::new();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let address = socket.local_addr().unwrap();
+        let connections = Connections::new(100, 100, metrics.connections.clone());
+        let doorman = Doorman { sockets: vec![socket], seats: vec![seat], connections, metrics };
+        let callers: Vec<_> = (0..10).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let (_over, watch) = tokio::sync::watch::channel(true);
+        doorman.run(watch).await;
+        let mut let_in = vec![];
+        while let Some(arrival) = end.recv().await {
+            let_in.push(arrival.from);
+            let nothing = io::Read::read(&mut &arrival.socket, &mut [0; 1]);
+            assert_eq!(nothing.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
+        assert_eq!(let_in, callers.iter().map(|c| c.local_addr().unwrap()).collect::<Vec<_>>());
+        assert!(TcpStream::connect(address).is_err());
     }
 }

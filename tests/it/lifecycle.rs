@@ -3,7 +3,9 @@
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use super::support::{Call, Setup, script, stream_request, upstream};
+use tokio::net::TcpStream;
+
+use super::support::{Call, Caller, Setup, script, stream_request, upstream};
 use tollgate::mock::Script;
 
 /// A service manager's ear.
@@ -71,6 +73,27 @@ async fn a_drain_that_cuts_calls_says_so_by_its_exit_code() {
     gateway.signal("-TERM");
     assert_eq!(gateway.wait().code(), Some(3));
     drop(caller);
+    assert!(gateway.ledger_is_right());
+}
+
+#[tokio::test]
+async fn who_is_connected_when_the_process_leaves_may_still_send_a_request() {
+    let only = upstream(Script::default()).await;
+    let mut gateway = Setup::new(&[only.address()]).start();
+    let mut fresh = Caller::connect(gateway.http).await;
+    let mut kept = Caller::connect(gateway.http).await;
+    kept.send(&Call::post(stream_request())).await;
+    assert_eq!(kept.head().await.status, 200);
+    while kept.chunk().await.expect("a whole stream").is_some() {}
+    gateway.signal("-TERM");
+    while TcpStream::connect(gateway.http).await.is_ok() {}
+    for caller in [&mut fresh, &mut kept] {
+        caller.send(&Call::post(stream_request())).await;
+        let head = caller.head().await;
+        assert_eq!((head.status, head.header("connection")), (200, Some("close")));
+        while caller.chunk().await.expect("a whole stream").is_some() {}
+    }
+    assert!(gateway.wait().success());
     assert!(gateway.ledger_is_right());
 }
 

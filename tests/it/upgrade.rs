@@ -408,7 +408,7 @@ async fn without_a_process_that_waits_sigquit_changes_nothing() {
 async fn signals_that_come_too_early_end_no_process_that_starts() {
     let only = upstream(Script::default()).await;
     let mut old = Setup::new(&[only.address()]).start();
-    let heir = old.successor();
+    let mut heir = old.successor();
     for early in ["-HUP", "-QUIT", "-USR2"] {
         heir.signal(early);
     }
@@ -416,6 +416,11 @@ async fn signals_that_come_too_early_end_no_process_that_starts() {
     heir.wait_for_log("serving on");
     assert!(old.wait().success());
     assert_eq!(Call::post(whole_request()).send(heir.http).await.status, 200);
+    // They are not made up for either.
+    heir.signal("-TERM");
+    assert!(heir.wait().success());
+    let log = heir.log();
+    assert!(!log.contains("a process is started") && !log.contains("SIGQUIT:"), "{log}");
 }
 
 #[tokio::test]
