@@ -59,13 +59,16 @@ pub fn boot() -> i64 {
     (clock::unix_ms() << 20) | random
 }
 
+/// The length of a request id of ours, in bytes.
+pub const REQUEST_ID_BYTES: usize = 36;
+
 /// A new request id: milliseconds since 1970 in 12 hexadecimal digits, and 20 random ones. Like holds they sort
 /// by time, so that the ledger's index of them grows at its end and not all over.
 #[must_use]
 pub fn request_id() -> String {
     let millis = u128::from(clock::unix_ms().unsigned_abs());
     let random = with_rng(|rng| (u128::from(rng.next_u32() >> 16) << 64) | u128::from(rng.next_u64()));
-    let mut id = String::with_capacity(36);
+    let mut id = String::with_capacity(REQUEST_ID_BYTES);
     id.push_str("req_");
     HEXLOWER.encode_append(&((millis << 80) | random).to_be_bytes(), &mut id);
     id

@@ -41,8 +41,15 @@ pub(super) struct Decision {
 impl Call {
     /// Writes the line, and keeps it.
     pub(super) fn decided(&self, recorder: &Recorder, request_id: &str, now: Instant, decision: &Decision) {
+        if let Some(decided) = self.decide(request_id, now, decision) {
+            recorder.decided(request_id, decided);
+        }
+    }
+
+    /// Writes the line. What is to be kept of it; nothing of a candidate that there is not.
+    pub(super) fn decide(&self, request_id: &str, now: Instant, decision: &Decision) -> Option<Decided> {
         let Decision { candidate, outcome, reason, elapsed, goes_on } = *decision;
-        let Ok(endpoint) = self.endpoint(candidate) else { return };
+        let endpoint = self.endpoint(candidate).ok()?;
         let model = self.choices.of(candidate).map(|choice| &choice.model);
         let next = if goes_on { self.next(now) } else { Next::Stop };
         let (attempt, budget_left) = (self.planner.made(), self.planner.remaining(now));
@@ -59,7 +66,7 @@ impl Call {
             outcome,
             next = self.next_word(next),
         );
-        let decided = Decided {
+        Some(Decided {
             at_ms: clock::unix_ms(),
             snapshot: Arc::clone(&self.snapshot),
             candidate,
@@ -69,8 +76,7 @@ impl Call {
             budget_left,
             outcome,
             next,
-        };
-        recorder.decided(request_id, decided);
+        })
     }
 
     fn next(&self, now: Instant) -> Next {

@@ -14,7 +14,7 @@ use super::gate::Receipt;
 use super::gateway::Gateway;
 use super::measure::{End, how};
 use crate::clock;
-use crate::record::recorder;
+use crate::record::recorder::{self, Decided};
 
 /// The status of a call whose caller left, as nginx logs it. Nobody receives it.
 const CALLER_LEFT: u16 = 499;
@@ -37,8 +37,9 @@ impl Gateway {
         let left = call.as_ref().is_some_and(|call| call.gate.caller_has_left());
         let status = if left && ended != Ended::Properly { CALLER_LEFT } else { sent.unwrap_or(CALLER_LEFT) };
         let mut call = call;
+        let mut decided = None;
         if let Some(call) = &mut call {
-            self.record_attempt(ctx, call, &ended, &receipt);
+            decided = record_attempt(ctx, call, &ended, &receipt);
             self.record_money(call, &receipt);
         }
         if let Some(first) = ctx.keyed.take() {
@@ -53,38 +54,13 @@ impl Gateway {
             self.metrics.rejections.with_label_values(&[code]).inc();
         }
         let took = now.saturating_duration_since(ctx.arrived);
-        self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
+        let judged = self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
+        self.recorder.call(&ctx.request_id, decided, judged);
         let code = code_of(ctx, status, &ended);
         let end = End { status, code, ended: &ended, now };
         self.measure(ctx, call.as_deref(), &receipt, &end);
         self.hand_in(ctx, call.as_deref(), &receipt, &end);
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), code);
-    }
-
-    /// The attempt that served, or was cut: its health, its decision line.
-    fn record_attempt(&self, ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) {
-        let now = clock::now();
-        if let Some((leg, timing, reused)) = call.gate.take_leg() {
-            leg.ended(match ended {
-                Ended::Properly => {
-                    let streamed = call.gate.streamed_for();
-                    Outcome::Served { tokens_per_second: speed(receipt.used.usage.output, streamed) }
-                }
-                Ended::Broken(failure) => {
-                    Outcome::Failed { failure: failure.clone(), wait: None, timing, reused }
-                }
-                // That says nothing of the endpoint.
-                Ended::Not => Outcome::CallerLeft,
-            });
-        }
-        if let Some(pass) = call.pass.take() {
-            call.snapshot.upstreams.finish(pass);
-        }
-        let Some(current) = call.current else { return };
-        let (outcome, reason) = how(ended);
-        let elapsed = now - current.began;
-        let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
-        call.decided(&self.recorder, &ctx.request_id, now, &decision);
     }
 
     /// Was it as good as was promised?
@@ -95,9 +71,9 @@ impl Gateway {
         receipt: &Receipt,
         (status, ended): (u16, &Ended),
         took: Duration,
-    ) {
+    ) -> Option<recorder::Ended> {
         if !ctx.is_call || (call.is_none() && ctx.refused.is_none()) {
-            return; // Nothing was to be answered by an upstream, or it was answered before.
+            return None; // Nothing was to be answered by an upstream, or it was answered before.
         }
         let judged = judge(&Ending {
             status,
@@ -111,14 +87,14 @@ impl Gateway {
             last_failure: call.and_then(|call| call.last_failed).map(|(_, reason)| reason),
             first_event: call.and_then(|call| self.first_event(ctx, call, receipt)),
         });
-        self.recorder.ended(recorder::Ended {
+        Some(recorder::Ended {
             began_ms: clock::unix_ms().saturating_sub(i64::try_from(took.as_millis()).unwrap_or_default()),
             model: ctx.model.clone(),
             snapshot: call.map(|call| Arc::clone(&call.snapshot)),
             serving: call.and_then(|call| call.current).map(|current| current.endpoint),
             last_failed: call.and_then(|call| call.last_failed).map(|(endpoint, _)| endpoint),
             judged,
-        });
+        })
     }
 
     /// When a stream's first event came, and when it should have.
@@ -151,6 +127,32 @@ impl Gateway {
             self.metrics.estimated.inc();
         }
     }
+}
+
+/// The attempt that served, or was cut: its health, its decision line. What is to be kept of it.
+fn record_attempt(ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) -> Option<Decided> {
+    let now = clock::now();
+    if let Some((leg, timing, reused)) = call.gate.take_leg() {
+        leg.ended(match ended {
+            Ended::Properly => {
+                let streamed = call.gate.streamed_for();
+                Outcome::Served { tokens_per_second: speed(receipt.used.usage.output, streamed) }
+            }
+            Ended::Broken(failure) => {
+                Outcome::Failed { failure: failure.clone(), wait: None, timing, reused }
+            }
+            // That says nothing of the endpoint.
+            Ended::Not => Outcome::CallerLeft,
+        });
+    }
+    if let Some(pass) = call.pass.take() {
+        call.snapshot.upstreams.finish(pass);
+    }
+    let current = call.current?;
+    let (outcome, reason) = how(ended);
+    let elapsed = now - current.began;
+    let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
+    call.decide(&ctx.request_id, now, &decision)
 }
 
 /// What a call took us, neither its caller nor its upstreams: before the first attempt, and after the last bytes. A

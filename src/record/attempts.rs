@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio_postgres::Row as PgRow;
 
 use super::minutes::{counted, turned, whole};
+use super::request::RequestId;
 use super::words::{Word, Words};
 use super::{Place, RecordError, Records, locked, pages};
 use crate::ledger::LedgerError;
@@ -29,7 +30,7 @@ pub struct Row {
     pub at_ms: i64,
     /// One of a process's own.
     pub seq: i64,
-    pub request: Box<str>,
+    pub request: RequestId,
     pub model: Word,
     pub candidate: Word,
     pub region: Word,
@@ -302,7 +303,7 @@ pub(super) fn add_to_file(
             at_ms,
             boot,
             seq,
-            row.request,
+            row.request.as_str(),
             model,
             candidate,
             region,
@@ -329,7 +330,7 @@ pub(super) async fn add_to_fleet(
         if rows.is_empty() {
             continue;
         }
-        let requests: Vec<&str> = rows.iter().map(|row| row.request.as_ref()).collect();
+        let requests: Vec<&str> = rows.iter().map(|row| row.request.as_str()).collect();
         let [at_ms, boot, seq, model, candidate, region, number, reason, elapsed, left, outcome, next] =
             turned(rows.iter().map(|row| columns(words, boot, row)));
         let insert = t

@@ -18,6 +18,7 @@ mod pages;
 mod probes;
 pub mod recorder;
 pub mod report;
+pub mod request;
 pub mod words;
 pub mod writer;
 

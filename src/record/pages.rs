@@ -8,13 +8,15 @@
 
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, Transaction, params};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::attempts::{Attempt, Order, Row, SERVED};
 use super::words::Words;
 
-/// Of one page; about 60 bytes each.
+/// Of one page.
 const ROWS_MAX: usize = 512;
+/// What each takes of it, about.
+const ROW_BYTES: usize = 64;
 
 /// One of them. Words are as the database calls them.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,22 +42,39 @@ pub(super) fn add(
     let mut insert = transaction.prepare_cached(
         "INSERT INTO served_page (from_ms, to_ms, boot, rows, page) VALUES (?1, ?2, ?3, ?4, ?5)",
     )?;
+    let mut page = Vec::with_capacity(rows.len().min(ROWS_MAX) * ROW_BYTES);
     for rows in rows.chunks(ROWS_MAX) {
         let times = || rows.iter().map(|row| row.at_ms);
         let (Some(from_ms), Some(to_ms)) = (times().min(), times().max()) else { continue };
-        let page: Vec<Served<'_>> = rows.iter().map(|row| served(words, row, from_ms)).collect();
-        let page = postcard::to_stdvec(&page).map_err(|error| Error::ToSqlConversionFailure(error.into()))?;
+        let room = std::mem::take(&mut page);
+        page = postcard::to_extend(&Page { words, rows, from_ms }, room)
+            .map_err(|error| Error::ToSqlConversionFailure(error.into()))?;
         let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
         insert.execute(params![from_ms, to_ms, boot, count, page])?;
+        page.clear();
     }
     Ok(())
+}
+
+/// A page that is written; it is read as a list of [`Served`].
+struct Page<'a> {
+    words: &'a Words,
+    rows: &'a [&'a Row],
+    from_ms: i64,
+}
+
+impl Serialize for Page<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { words, rows, from_ms } = self;
+        serializer.collect_seq(rows.iter().map(|row| served(words, row, *from_ms)))
+    }
 }
 
 fn served<'a>(words: &Words, row: &'a Row, from_ms: i64) -> Served<'a> {
     Served {
         after_ms: row.at_ms - from_ms,
         seq: row.seq,
-        request: &row.request,
+        request: row.request.as_str(),
         model: words.id(row.model),
         candidate: words.id(row.candidate),
         region: words.id(row.region),

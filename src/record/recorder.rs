@@ -21,6 +21,7 @@ use foldhash::fast::RandomState;
 use super::attempts::{Row, SERVED};
 use super::minutes::{Counts, Kind};
 use super::names::{Named, Names};
+use super::request::RequestId;
 use super::words::{Word, Words};
 use super::writer::Batch;
 use super::{Home, RecordError, Records};
@@ -35,8 +36,6 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Records that may come between two looks; more are counted and forgotten. The thread would need to be a second late
 /// at sixty thousand calls a second.
 const QUEUE_MAX: usize = 1 << 16;
-/// The length of an id of ours, in bytes: see `entropy::request_id`.
-const ID_BYTES: usize = 36;
 /// Attempts that wait for a database that is away.
 const WAITING_MAX: usize = 1 << 16;
 /// Sums that wait for it: minutes times models, upstreams, regions and causes.
@@ -69,31 +68,24 @@ pub struct Recorder {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What waits for the thread. Thousands come between two looks: what nearly every call leaves is small, and none of it is
-/// made by one thread and given back by another.
+/// What waits for the thread. Thousands come between two looks: what nearly every call leaves is one, small, and not made
+/// by one thread to be given back by another.
 enum Entry {
-    Served(Served),
-    Decided(Box<str>, Box<Decided>),
-    Well(Well),
+    Good(Good),
+    Decided(RequestId, Box<Decided>),
     Ended(Box<Ended>),
 }
 
-/// A first attempt that served.
-struct Served {
+/// A call whose first attempt served, as good as was promised.
+struct Good {
+    request: RequestId,
     at_ms: i64,
-    request: [u8; ID_BYTES],
+    began_ms: i64,
+    model: Option<Arc<Model>>,
     snapshot: Arc<Snapshot>,
     candidate: EndpointId,
     elapsed_ms: u32,
     budget_left_ms: u32,
-}
-
-/// A call that was as good as was promised.
-struct Well {
-    began_ms: i64,
-    model: Option<Arc<Model>>,
-    snapshot: Option<Arc<Snapshot>>,
-    serving: Option<EndpointId>,
     /// Whether it counts for each promise.
     counts: (bool, bool),
 }
@@ -158,29 +150,27 @@ impl Recorder {
 
     /// Keeps what was decided about a candidate of a call.
     pub fn decided(&self, request: &str, decided: Decided) {
-        self.put(match Served::of(request, &decided) {
-            Some(served) => Entry::Served(served),
-            None => Entry::Decided(request.into(), Box::new(decided)),
-        });
+        self.put(Entry::Decided(request.into(), Box::new(decided)));
     }
 
-    /// Keeps what became of a call, and counts it.
-    pub fn ended(&self, ended: Ended) {
-        self.metrics.records.judged(ended.judged);
-        if ended.judged != SAYS_NOTHING {
-            self.put(match ended.judged {
-                Judged {
-                    availability: availability @ (None | Some(Verdict::Good)),
-                    latency: latency @ (None | Some(Verdict::Good)),
-                } => Entry::Well(Well {
-                    began_ms: ended.began_ms,
-                    model: ended.model,
-                    snapshot: ended.snapshot,
-                    serving: ended.serving,
-                    counts: (availability.is_some(), latency.is_some()),
-                }),
-                Judged { availability: _, latency: _ } => Entry::Ended(Box::new(ended)),
-            });
+    /// Keeps what was decided at last about a call's candidate, if one was asked, and what became of the call, if it was
+    /// one. Counts it.
+    pub fn call(&self, request: &str, decided: Option<Decided>, ended: Option<Ended>) {
+        if let Some(ended) = &ended {
+            self.metrics.records.judged(ended.judged);
+        }
+        match (decided, ended) {
+            (Some(decided), Some(ended)) if Good::are(&decided, &ended) => {
+                self.put(Entry::Good(Good::of(request, decided, ended)));
+            }
+            (decided, ended) => {
+                if let Some(decided) = decided {
+                    self.decided(request, decided);
+                }
+                if let Some(ended) = ended.filter(|ended| ended.judged != SAYS_NOTHING) {
+                    self.put(Entry::Ended(Box::new(ended)));
+                }
+            }
         }
     }
 
@@ -213,47 +203,35 @@ impl Recorder {
     }
 }
 
-impl Served {
-    /// `None`: it is something else, or its caller has named it by another name than ours are.
-    fn of(request: &str, decided: &Decided) -> Option<Self> {
-        let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
-            decided;
-        let is_plain = *attempt == 1 && *outcome == SERVED && *reason == "ok" && *next == Next::Stop;
-        Some(Self {
-            at_ms: *at_ms,
-            request: request.as_bytes().try_into().ok().filter(|_| is_plain)?,
-            snapshot: Arc::clone(snapshot),
-            candidate: *candidate,
-            elapsed_ms: u32::try_from(elapsed.as_millis()).ok()?,
-            budget_left_ms: u32::try_from(budget_left.as_millis()).ok()?,
-        })
+impl Good {
+    fn are(decided: &Decided, ended: &Ended) -> bool {
+        let is_plain = decided.is_first_served() && decided.reason == "ok" && decided.next == Next::Stop;
+        let Judged { availability, latency } = ended.judged;
+        let mut verdicts = availability.into_iter().chain(latency);
+        is_plain
+            && ended.serving == Some(decided.candidate)
+            && verdicts.all(|verdict| verdict == Verdict::Good)
     }
 
-    /// What it was made of, in whole milliseconds.
-    fn told(self) -> (Box<str>, Decided) {
-        let Self { at_ms, request, snapshot, candidate, elapsed_ms, budget_left_ms } = self;
-        let decided = Decided {
-            at_ms,
-            snapshot,
-            candidate,
-            attempt: 1,
-            reason: "ok",
-            elapsed: Duration::from_millis(elapsed_ms.into()),
-            budget_left: Duration::from_millis(budget_left_ms.into()),
-            outcome: SERVED,
-            next: Next::Stop,
-        };
-        // It was a text.
-        (String::from_utf8_lossy(&request).into(), decided)
+    fn of(request: &str, decided: Decided, ended: Ended) -> Self {
+        let short = |span: Duration| u32::try_from(span.as_millis()).unwrap_or(u32::MAX);
+        Self {
+            request: request.into(),
+            at_ms: decided.at_ms,
+            began_ms: ended.began_ms,
+            model: ended.model,
+            snapshot: decided.snapshot,
+            candidate: decided.candidate,
+            elapsed_ms: short(decided.elapsed),
+            budget_left_ms: short(decided.budget_left),
+            counts: (ended.judged.availability.is_some(), ended.judged.latency.is_some()),
+        }
     }
 }
 
-impl Well {
-    fn told(self) -> Ended {
-        let Self { began_ms, model, snapshot, serving, counts } = self;
-        let good = |counts: bool| counts.then_some(Verdict::Good);
-        let judged = Judged { availability: good(counts.0), latency: good(counts.1) };
-        Ended { began_ms, model, snapshot, serving, last_failed: None, judged }
+impl Decided {
+    fn is_first_served(&self) -> bool {
+        self.attempt == 1 && self.outcome == SERVED
     }
 }
 
@@ -272,6 +250,8 @@ struct Work {
     /// Of the next batch.
     number: i64,
     waiting: VecDeque<Row>,
+    /// The latest that were all of one kind.
+    run: Option<(Kind, Counts)>,
     sums: HashMap<Kind, Counts, RandomState>,
     /// Days that have their partitions.
     days: Vec<i64>,
@@ -299,6 +279,7 @@ impl Work {
             trying: None,
             number: 1,
             waiting: VecDeque::new(),
+            run: None,
             sums: HashMap::default(),
             days: vec![],
             refused: 0,
@@ -347,20 +328,52 @@ impl Work {
         let mut entries = self.recorder.take(spare);
         for entry in entries.drain(..) {
             match entry {
-                Entry::Served(served) => {
-                    let (request, decided) = served.told();
-                    self.decided(request, decided);
-                }
+                Entry::Good(good) => self.good(good),
                 Entry::Decided(request, decided) => self.decided(request, *decided),
-                Entry::Well(well) => self.ended(&well.told()),
                 Entry::Ended(ended) => self.ended(&ended),
             }
         }
+        self.count_run();
         self.recorder.metrics.records.waiting.set(i64::try_from(self.waiting.len()).unwrap_or(i64::MAX));
         entries
     }
 
-    fn decided(&mut self, request: Box<str>, decided: Decided) {
+    fn good(&mut self, good: Good) {
+        let Good { request, at_ms, began_ms, model, snapshot, candidate, elapsed_ms, budget_left_ms, counts } =
+            good;
+        let words = &mut self.words;
+        let named = self.names.of(words, &snapshot, candidate);
+        let row = Row {
+            at_ms,
+            seq: 0,
+            request,
+            model: named.model,
+            candidate: named.name,
+            region: named.region,
+            attempt: 1,
+            reason: words.ours("ok"),
+            elapsed_ms: elapsed_ms.into(),
+            budget_left_ms: budget_left_ms.into(),
+            outcome: words.ours(SERVED),
+            next: words.ours("stop"),
+            is_plain: true,
+        };
+        let kind = Kind {
+            start_ms: start_of(began_ms, MINUTE_MS),
+            model: asked(words, model.as_deref(), Some(named)),
+            upstream: named.name,
+            region: named.region,
+            cause: words.ours(""),
+        };
+        self.keep(row);
+        let counts = Counts { good: counts.0.into(), in_time: counts.1.into(), ..Counts::default() };
+        if counts != Counts::default() {
+            self.count(kind, &counts);
+        }
+    }
+
+    fn decided(&mut self, request: RequestId, decided: Decided) {
+        let is_plain = decided.is_first_served();
         let Decided { at_ms, snapshot, candidate, attempt, reason, elapsed, budget_left, outcome, next } =
             decided;
         let (words, names) = (&mut self.words, &mut self.names);
@@ -372,7 +385,7 @@ impl Work {
         let Named { model, name, region } = names.of(words, &snapshot, candidate);
         let row = Row {
             at_ms,
-            seq: self.seq,
+            seq: 0,
             request,
             model,
             candidate: name,
@@ -383,8 +396,14 @@ impl Work {
             budget_left_ms: millis(budget_left),
             outcome: words.ours(outcome),
             next,
-            is_plain: attempt == 1 && outcome == SERVED,
+            is_plain,
         };
+        self.keep(row);
+    }
+
+    /// Gives a row its number, and keeps it until it is written.
+    fn keep(&mut self, row: Row) {
+        let row = Row { seq: self.seq, ..row };
         self.seq += 1;
         if self.waiting.len() >= WAITING_MAX {
             self.waiting.pop_front();
@@ -413,28 +432,39 @@ impl Work {
                 }
             };
             let who = ended.snapshot.as_ref().zip(who);
-            let named = who.map(|(snapshot, id)| self.names.of(&mut self.words, snapshot, id));
-            let nothing = self.words.ours("");
+            let words = &mut self.words;
+            let named = who.map(|(snapshot, id)| self.names.of(words, snapshot, id));
+            let nothing = words.ours("");
             let kind = Kind {
                 start_ms: start_of(ended.began_ms, MINUTE_MS),
-                model: self.asked(ended, named),
+                model: asked(words, ended.model.as_deref(), named),
                 upstream: named.map_or(nothing, |named| named.name),
                 region: named.map_or(nothing, |named| named.region),
-                cause: self.words.ours(cause),
+                cause: words.ours(cause),
             };
-            if self.sums.len() >= SUMS_MAX && !self.sums.contains_key(&kind) {
-                self.dropped("sums", 1);
-                continue;
-            }
-            self.sums.entry(kind).or_default().add(&counts);
+            self.count(kind, &counts);
         }
     }
 
-    /// The asked model: nearly always the one whose route served.
-    fn asked(&mut self, ended: &Ended, served: Option<Named>) -> Word {
-        let asked = ended.model.as_ref().map_or("", |model| model.name.as_str());
-        let model = served.map(|named| named.model).filter(|model| self.words.text(*model) == asked);
-        model.unwrap_or_else(|| self.words.number(asked))
+    /// Counts one more of a kind; many in a row are mostly of one.
+    fn count(&mut self, kind: Kind, counts: &Counts) {
+        match &mut self.run {
+            Some((same, sum)) if *same == kind => sum.add(counts),
+            _ => {
+                self.count_run();
+                self.run = Some((kind, *counts));
+            }
+        }
+    }
+
+    /// Adds what was counted in a row.
+    fn count_run(&mut self) {
+        let Some((kind, counts)) = self.run.take() else { return };
+        if self.sums.len() >= SUMS_MAX && !self.sums.contains_key(&kind) {
+            self.dropped("sums", 1);
+            return;
+        }
+        self.sums.entry(kind).or_default().add(&counts);
     }
 
     fn dropped(&mut self, what: &'static str, count: u64) {
@@ -452,7 +482,7 @@ impl Work {
     fn write(&mut self) {
         while self.has_something() && self.again <= clock::now() {
             if self.trying.is_none() {
-                let attempts = self.waiting.drain(..self.waiting.len().min(BATCH_MAX)).collect();
+                let attempts = self.next_rows();
                 let calls = self.sums.drain().collect();
                 self.trying = Some(Batch { boot: self.boot, number: self.number, attempts, calls });
                 self.number += 1;
@@ -462,6 +492,15 @@ impl Work {
                 Err(error) => self.failed(&error),
             }
         }
+    }
+
+    /// Those of the next batch; not moved where they are all that wait.
+    fn next_rows(&mut self) -> Vec<Row> {
+        let count = self.waiting.len();
+        if count > BATCH_MAX {
+            return self.waiting.drain(..BATCH_MAX).collect();
+        }
+        std::mem::replace(&mut self.waiting, VecDeque::with_capacity(count)).into()
     }
 
     fn try_once(&mut self) -> Result<(), RecordError> {
@@ -536,6 +575,13 @@ impl Work {
     }
 }
 
+/// The asked model: nearly always the one whose route served.
+fn asked(words: &mut Words, model: Option<&Model>, served: Option<Named>) -> Word {
+    let asked = model.map_or("", |model| model.name.as_str());
+    let model = served.map(|named| named.model).filter(|model| words.text(*model) == asked);
+    model.unwrap_or_else(|| words.number(asked))
+}
+
 fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
@@ -594,16 +640,17 @@ mod tests {
     fn a_full_queue_forgets_what_comes_and_counts_it() {
         let recorder = idle(Path::new("nowhere"));
         for _ in 0..QUEUE_MAX + 7 {
-            recorder.ended(good());
+            recorder.call("", None, Some(good()));
         }
         assert_eq!((recorder.take(vec![]).len(), dropped(&recorder, "queue")), (QUEUE_MAX, 7));
-        recorder.ended(good());
+        recorder.call("", None, Some(good()));
         assert_eq!(recorder.take(vec![]).len(), 1, "there is room again");
     }
 
     #[test]
-    fn what_nearly_every_call_leaves_is_small_and_told_as_it_was() {
+    fn what_nearly_every_call_leaves_is_one_entry_and_written_as_all_others_are() {
         assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
+        let root = tempfile::tempdir().unwrap();
         let catalogue = crate::config::checked::Catalogue::default();
         let routing = crate::config::checked::Routing {
             deadline: Duration::ZERO,
@@ -613,8 +660,9 @@ mod tests {
             warm: false,
         };
         let snapshot = Arc::new(Snapshot::new(catalogue, routing).unwrap());
+        let now_ms = clock::unix_ms();
         let decided = |attempt, outcome| Decided {
-            at_ms: 7,
+            at_ms: now_ms,
             snapshot: Arc::clone(&snapshot),
             candidate: EndpointId(3),
             attempt,
@@ -624,20 +672,48 @@ mod tests {
             outcome,
             next: Next::Stop,
         };
-        let ours = entropy::request_id();
-        assert!(Served::of("by-its-caller", &decided(1, SERVED)).is_none());
-        assert!(Served::of(&ours, &decided(2, SERVED)).is_none());
-        assert!(Served::of(&ours, &decided(1, "left")).is_none());
-        let (request, told) = Served::of(&ours, &decided(1, SERVED)).unwrap().told();
-        assert_eq!((request.as_ref(), told.at_ms, told.candidate), (ours.as_str(), 7, EndpointId(3)));
-        assert_eq!((told.elapsed.as_millis(), told.budget_left.as_millis()), (11, 13));
-        assert_eq!((told.attempt, told.reason, told.outcome, told.next), (1, "ok", SERVED, Next::Stop));
+        let ended = |serving, latency| Ended {
+            snapshot: Some(Arc::clone(&snapshot)),
+            serving: Some(EndpointId(serving)),
+            judged: Judged { availability: Some(Verdict::Good), latency },
+            ..good()
+        };
+        let late = Some(Verdict::Bad(Blame { cause: "slow", by: By::Serving }));
+        let recorder = idle(root.path());
+        for (request, attempt, outcome, serving, latency, entries) in [
+            ("plain", 1, SERVED, 3, None, 1),
+            ("in time", 1, SERVED, 3, Some(Verdict::Good), 1),
+            ("late", 1, SERVED, 3, late, 2),
+            ("second", 2, SERVED, 3, None, 2),
+            ("left", 1, "left", 3, None, 2),
+            ("another's", 1, SERVED, 2, None, 2),
+        ] {
+            let before = recorder.queue.lock().unwrap().len();
+            recorder.call(request, Some(decided(attempt, outcome)), Some(ended(serving, latency)));
+            assert_eq!(recorder.queue.lock().unwrap().len() - before, entries, "{request}");
+        }
+        let mut work = Work::new(Arc::clone(&recorder), KEEP);
+        work.look(vec![]);
+        work.write();
+        let records = Records::open_for_reading(root.path()).unwrap();
+        for (request, attempt, outcome) in
+            [("plain", 1, SERVED), ("late", 1, SERVED), ("second", 2, SERVED), ("left", 1, "left")]
+        {
+            let found = records.attempts_of(request).unwrap();
+            let [found] = found.as_slice() else { panic!("{request}: {found:?}") };
+            assert_eq!((found.at_ms, found.attempt, found.outcome.as_str()), (now_ms, attempt, outcome));
+            assert_eq!((found.elapsed_ms, found.budget_left_ms), (11, 13));
+            assert_eq!((found.reason.as_str(), found.next.as_str()), ("ok", "stop"));
+        }
+        let minutes = records.minutes(None, 0, i64::MAX).unwrap();
+        let sum = |count: fn(&super::super::minutes::Tally) -> u64| minutes.iter().map(count).sum::<u64>();
+        assert_eq!((sum(|it| it.good), sum(|it| it.bad), sum(|it| it.slow)), (6, 0, 1));
     }
 
     #[test]
     fn what_says_nothing_takes_no_room() {
         let recorder = idle(Path::new("nowhere"));
-        recorder.ended(Ended { judged: SAYS_NOTHING, ..good() });
+        recorder.call("", None, Some(Ended { judged: SAYS_NOTHING, ..good() }));
         assert!(recorder.take(vec![]).is_empty());
     }
 
@@ -648,7 +724,7 @@ mod tests {
         let recorder = idle(&data);
         let mut work = Work::new(Arc::clone(&recorder), KEEP);
         for round in 1..=3 {
-            recorder.ended(good());
+            recorder.call("", None, Some(good()));
             work.look(vec![]);
             work.again = clock::now();
             work.write();
@@ -702,7 +778,7 @@ mod tests {
         let recorder =
             Recorder::start(Home::Folder(root.path().to_owned()), KEEP, promised(), metrics).unwrap();
         for _ in 0..100 {
-            recorder.ended(good());
+            recorder.call("", None, Some(good()));
         }
         recorder.stop();
         let records = Records::open_for_reading(root.path()).unwrap();
