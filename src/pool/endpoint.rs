@@ -133,7 +133,7 @@ fn question(
 ) -> pingora::Result<HttpHealthCheck> {
     let mut question = HttpHealthCheck::new(&provider.base.host, provider.base.tls);
     let anywhere = SocketAddr::from(([0, 0, 0, 0], provider.base.port));
-    question.peer_template = peer(provider, anywhere, Via::Pool, provider.timers.connect);
+    question.peer_template = *peer(provider, anywhere, Via::Pool, provider.timers.connect);
     question.peer_template.options.read_timeout = Some(CHECK_READ);
     if provider.reach.http == Http::Auto {
         question.peer_template.options.alpn = ALPN::H1;

@@ -34,9 +34,9 @@ pub enum Via {
 /// The peer at one of a provider's addresses. `connect`: how long it may take until the connection stands, TLS included.
 /// What is done on it has the clocks of whoever does it.
 #[must_use]
-pub fn peer(provider: &Provider, address: SocketAddr, via: Via, connect: Duration) -> HttpPeer {
+pub fn peer(provider: &Provider, address: SocketAddr, via: Via, connect: Duration) -> Box<HttpPeer> {
     let (base, reach) = (&provider.base, &provider.reach);
-    let mut peer = HttpPeer::new(address, base.tls, reach.server_name.clone());
+    let mut peer = Box::new(HttpPeer::new(address, base.tls, reach.server_name.clone()));
     peer.client_cert_key.clone_from(&reach.identity);
     // Whom we trust is not part of Pingora's hash.
     peer.group_key = reach.group;
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::config;
 
-    fn made(provider: &str, via: Via) -> HttpPeer {
+    fn made(provider: &str, via: Via) -> Box<HttpPeer> {
         let text = format!(
             "listen: {{ http: 127.0.0.1:8080, admin: 127.0.0.1:9090 }}\n\
              store: {{ embedded: {{ path: ./data }} }}\n\

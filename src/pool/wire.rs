@@ -40,24 +40,24 @@ impl Wires {
     ///
     /// # Errors
     /// Where none can be had.
-    pub async fn open(&self, peer: HttpPeer) -> Result<Wire> {
+    pub async fn open(&self, peer: Box<HttpPeer>) -> Result<Wire> {
         let hash = peer.reuse_hash();
         let ours = Back::Ours { peer: hash, idle: peer.idle_timeout().unwrap_or(UPSTREAM_IDLE) };
         let waiting = self.idle().take(hash, clock::now());
         if let Some(stream) = waiting {
-            let session = HttpSession::H1(OneSession::new_with_options(stream, &peer));
+            let session = HttpSession::H1(OneSession::new_with_options(stream, &*peer));
             return Ok(Wire { session, reused: true, back: ours });
         }
         // Boxed: it has room for a handshake of TLS, which a call would keep as long as it runs.
         Box::pin(async move {
-            let (session, reused) = self.connector.get_http_session(&peer).await?;
+            let (session, reused) = self.connector.get_http_session(&*peer).await?;
             Ok(match session {
                 HttpSession::H1(new) => {
                     let stream = Box::new(Corked::new(new.into_inner()));
-                    let session = HttpSession::H1(OneSession::new_with_options(stream, &peer));
+                    let session = HttpSession::H1(OneSession::new_with_options(stream, &*peer));
                     Wire { session, reused, back: ours }
                 }
-                two => Wire { session: two, reused, back: Back::Pingoras(Box::new(peer)) },
+                two => Wire { session: two, reused, back: Back::Pingoras(peer) },
             })
         })
         .await

@@ -140,13 +140,14 @@ impl Question {
         let address = addresses.next().await.ok_or(Failure::Connect)?;
         let via = Via::New(entropy::with_rng(RngCore::next_u64));
         let peer = peer(provider, address, via, provider.timers.connect);
-        let (mut session, _) = connector.get_http_session(&peer).await.map_err(|error| failure_of(&error))?;
+        let (mut session, _) =
+            connector.get_http_session(&*peer).await.map_err(|error| failure_of(&error))?;
         let done = self.exchange(&mut session, endpoint, way).await;
         // A session of HTTP/2 that is not given back keeps its connection for ever.
         let is_one = session.as_http1().is_some();
         if done.is_ok() || !is_one {
             let idle = Some(Duration::from_secs(1).min(UPSTREAM_IDLE));
-            connector.release_http_session(session, &peer, idle).await;
+            connector.release_http_session(session, &*peer, idle).await;
         }
         done
     }

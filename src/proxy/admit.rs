@@ -49,7 +49,7 @@ impl Gateway {
         snapshot: Arc<Snapshot>,
         principal: Arc<Principal>,
         body: Body,
-    ) -> Result<Call, Rejection> {
+    ) -> Result<Box<Call>, Rejection> {
         let facts = read(operation, &body.bytes).await?;
         let named = Choices::named(&snapshot, &principal, operation, &facts)?;
         ctx.model = named.first().map(|choice| Arc::clone(&choice.model));
@@ -69,7 +69,7 @@ impl Gateway {
             .falling_back_on(now, ids(&plan.fall_backs))
             .in_places(|id| snapshot.place(id));
         let gate = Gate::new(Arc::clone(&self.holds), ticket, Source::new(body.bytes, body.reserved));
-        Ok(Call {
+        Ok(Box::new(Call {
             operation,
             own_input: wish.own_input(),
             snapshot,
@@ -84,7 +84,7 @@ impl Gateway {
             gate,
             first_attempt: None,
             abandoned_max: principal.terms.abandoned_max,
-        })
+        }))
     }
 
     async fn hold(

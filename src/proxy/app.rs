@@ -148,18 +148,21 @@ impl App {
         &self,
         session: &mut ServerSession,
         call: &mut Call,
-        peer: HttpPeer,
+        peer: Box<HttpPeer>,
     ) -> Result<(), Failed> {
         let cuts = || self.gateway.drain.cuts();
         let may_be_one = peer.get_alpn().is_none_or(|alpn| alpn.get_min_http_version() == 1);
-        let opened = pin!(self.wires.open(peer));
-        let opened = Exchange::new(session, &mut call.gate, cuts()).beside(opened).await.flatten();
+        let opened = {
+            // Gone with its peer before the exchange: a call would keep the room of both as long as it runs.
+            let opening = pin!(self.wires.open(peer));
+            Exchange::new(session, &mut call.gate, cuts()).beside(opening).await.flatten()
+        };
         let mut wire = opened.map_err(|error| Failed { unseen: unsent(&error), error })?;
         let reused = wire.reused;
         let done = match upstream_head(call, session.req_header(), wire.version()) {
             Ok(head) => {
                 call.gate.sending(wire.socket(), reused, wire.version());
-                Exchange::new(session, &mut call.gate, cuts()).run(&mut wire.session, Box::new(head)).await
+                Exchange::new(session, &mut call.gate, cuts()).run(&mut wire.session, head).await
             }
             Err(error) => Err(error),
         };
@@ -215,7 +218,7 @@ impl Gateway {
 }
 
 /// The head of the attempt that is under way, for a caller whose head is `asked`.
-fn upstream_head(call: &mut Call, asked: &RequestHeader, version: Version) -> Result<RequestHeader> {
+fn upstream_head(call: &mut Call, asked: &RequestHeader, version: Version) -> Result<Box<RequestHeader>> {
     let Some(mut current) = call.current else {
         return Error::e_explain(WRONG_STAGE, "no attempt is under way");
     };
@@ -232,7 +235,7 @@ fn upstream_head(call: &mut Call, asked: &RequestHeader, version: Version) -> Re
         version,
     });
     call.current = Some(current);
-    head
+    head.map(Box::new)
 }
 
 fn internal(error: &Error) -> Rejection {

@@ -39,7 +39,7 @@ impl Gateway {
         &self,
         session: &mut ServerSession,
         ctx: &mut Ctx,
-    ) -> pingora::Result<HttpPeer> {
+    ) -> pingora::Result<Box<HttpPeer>> {
         let request_id = ctx.request_id.clone();
         let arrived = ctx.arrived;
         loop {

@@ -114,7 +114,7 @@ impl Gateway {
                 if ctx.keyed.is_some() && !call.facts.stream {
                     call.gate.run_on();
                 }
-                return Ok(Asked::Call(Box::new(call)));
+                return Ok(Asked::Call(call));
             }
         };
         Ok(Asked::Json(Bytes::from(value.to_string())))
