@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use filters::ids::HoldId;
+use foldhash::fast::RandomState;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
@@ -64,7 +65,7 @@ pub(super) fn start(
         touch,
         segment,
         finished: vec![],
-        open: HashMap::new(),
+        open: HashMap::default(),
         ledger,
         backlog: vec![],
         unwritten: Unwritten::default(),
@@ -143,7 +144,7 @@ struct Writer {
     segment: Segment,
     /// Earlier segments, each with the number of the last settled record in it.
     finished: Vec<(PathBuf, u64)>,
-    open: HashMap<u128, Arc<OpenHold>>,
+    open: HashMap<u128, Arc<OpenHold>, RandomState>,
     ledger: SyncSender<Posting>,
     /// Settled and written, but the ledger's queue was full.
     backlog: Vec<Posting>,
