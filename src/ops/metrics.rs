@@ -7,6 +7,7 @@ pub mod node;
 #[cfg(test)]
 mod reference;
 pub mod slo;
+mod tally;
 pub mod upstreams;
 
 use prometheus::proto::MetricFamily;
@@ -20,6 +21,7 @@ use crate::clock;
 use calls::CallMetrics;
 use node::{Follower, NodeMetrics};
 use slo::RecordMetrics;
+use tally::Tally;
 use upstreams::UpstreamMetrics;
 
 /// Seconds, from a tenth of a millisecond to ten minutes.
@@ -31,6 +33,7 @@ const SECONDS: [f64; 20] = [
 /// The process's metrics.
 pub struct Metrics {
     registry: Registry,
+    tally: Tally,
     /// Finished calls, by surface and status.
     pub requests: IntCounterVec,
     /// How long calls took.
@@ -278,6 +281,7 @@ impl Metrics {
                 "before_attempt_seconds",
                 "From a call's arrival to its first attempt, reading its body included.",
             )?,
+            tally: Tally::default(),
             own_seconds: histogram(
                 r,
                 "own_seconds",
@@ -356,6 +360,7 @@ impl Metrics {
     /// Everything that was counted so far.
     #[must_use]
     pub fn gather(&self) -> Vec<MetricFamily> {
+        self.count_answered();
         self.registry.gather()
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use filters::answer::Ended;
+use filters::money::Amount;
 use filters::slo::judge::{self as slo, Ending, FirstEvent, judge};
 use filters::upstream::board::Outcome;
 use pingora::protocols::http::ServerSession;
@@ -40,16 +41,13 @@ impl Gateway {
         let mut decided = None;
         if let Some(call) = &mut call {
             decided = record_attempt(ctx, call, &ended, &receipt);
-            self.record_money(call, &receipt);
+            self.record_shortfall(call, receipt.settlement.shortfall);
         }
         if let Some(first) = ctx.keyed.take() {
             let answer = call.as_ref().and_then(|call| call.gate.kept());
             self.end_keyed(first, answer, receipt.settlement.charged().is_positive()).await;
         }
         let now = clock::now();
-        if let Some(own) = call.as_ref().and_then(|call| own_time(ctx, call, now)) {
-            self.metrics.own_seconds.observe(own.as_secs_f64());
-        }
         if let Some(code) = ctx.replied.filter(|code| *code != "ok") {
             self.metrics.rejections.with_label_values(&[code]).inc();
         }
@@ -57,7 +55,8 @@ impl Gateway {
         let judged = self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
         self.recorder.call(&ctx.request_id, decided, judged);
         let code = code_of(ctx, status, &ended);
-        let end = End { status, code, ended: &ended, now };
+        let own = call.as_ref().and_then(|call| own_time(ctx, call, now));
+        let end = End { status, code, ended: &ended, own, now };
         self.measure(ctx, call.as_deref(), &receipt, &end);
         self.hand_in(ctx, call.as_deref(), &receipt, &end);
         access_line(ctx, call.as_deref(), &receipt, status, millis(took), code);
@@ -113,18 +112,12 @@ impl Gateway {
         })
     }
 
-    fn record_money(&self, call: &Call, receipt: &Receipt) {
-        let Receipt { settlement, used } = receipt;
-        let whole = |amount: filters::money::Amount| u64::try_from(amount.nano()).unwrap_or_default();
-        self.metrics.charged_nano.inc_by(whole(settlement.charged()));
-        self.metrics.shortfall_nano.inc_by(whole(settlement.shortfall));
-        if settlement.shortfall.is_positive() {
+    fn record_shortfall(&self, call: &Call, shortfall: Amount) {
+        if shortfall.is_positive() {
+            self.metrics.shortfall_nano.inc_by(u64::try_from(shortfall.nano()).unwrap_or_default());
             let endpoint = call.current.and_then(|current| call.endpoint(current.endpoint).ok());
             let endpoint = endpoint.map_or("", |endpoint| endpoint.name.as_str());
-            tracing::error!(breach = "shortfall", shortfall = %settlement.shortfall, model = call.model_name(), endpoint, "a call cost more than its hold and the balance");
-        }
-        if used.estimated {
-            self.metrics.estimated.inc();
+            tracing::error!(breach = "shortfall", shortfall = %shortfall, model = call.model_name(), endpoint, "a call cost more than its hold and the balance");
         }
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct End<'a> {
     /// `ok`, or why not.
     pub(super) code: &'static str,
     pub(super) ended: &'a Ended,
+    /// Our own time in it, where it is known.
+    pub(super) own: Option<Duration>,
     pub(super) now: Instant,
 }
 
@@ -27,31 +29,21 @@ const OK: u16 = 200;
 impl Gateway {
     /// Counts a request that is over.
     pub(super) fn measure(&self, ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, end: &End<'_>) {
-        let answering = call.and_then(|call| self.answering(ctx, call));
-        match &answering {
-            Some((_, counters)) if end.status == OK => counters.requests.inc(),
-            _ => {
-                let mut digits = itoa::Buffer::new();
-                let labels = [ctx.surface, digits.format(end.status)];
-                self.metrics.requests.with_label_values(&labels).inc();
-            }
+        let answering = call.and_then(|call| Some((call, self.answering(ctx, call)?)));
+        if answering.is_none() || end.status != OK {
+            let mut digits = itoa::Buffer::new();
+            let labels = [ctx.surface, digits.format(end.status)];
+            self.metrics.requests.with_label_values(&labels).inc();
         }
-        let took = end.now.saturating_duration_since(ctx.arrived);
-        if let Some(call) = call {
-            let released = u64::try_from(receipt.settlement.released.nano()).unwrap_or_default();
-            self.metrics.calls.hold_ended(receipt.settlement.charged().is_positive(), released);
-            self.measure_attempt(call, answering.as_ref().map(|(_, counters)| counters), end);
-        }
-        match (call, answering) {
-            (Some(call), Some((current, counters))) => {
-                counters.answered(&answered(ctx, call, current, receipt, end));
-            }
-            (call, _) => {
-                self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
-                if let Some(call) = call {
-                    self.measure_unanswered(call, receipt, end.code, took);
+        match answering {
+            Some((call, (current, counters))) => {
+                let answered = answered(ctx, call, current, receipt, end);
+                if !answered.is_whole {
+                    self.measure_attempt(call, end);
                 }
+                self.metrics.answered(counters, answered);
             }
+            None => self.measure_unanswered(ctx, call, receipt, end),
         }
     }
 
@@ -63,28 +55,41 @@ impl Gateway {
         Some((current, call.snapshot.counted.of(route, || self.metrics.of(ctx.surface, labels))))
     }
 
-    /// The attempt that was under way at the end.
-    fn measure_attempt(&self, call: &Call, counters: Option<&Arc<Counters>>, end: &End<'_>) {
-        match (counters, end.ended) {
-            (Some(counters), Ended::Properly) => counters.served.inc(),
-            (_, ended) => {
-                let endpoint = call.current.and_then(|current| call.endpoint(current.endpoint).ok());
-                if let Some(endpoint) = endpoint {
-                    let labels = [endpoint.name.as_str(), how(ended).0];
-                    self.metrics.attempts.with_label_values(&labels).inc();
-                }
-            }
+    /// The attempt that was under way at the end, unless its answer was whole.
+    fn measure_attempt(&self, call: &Call, end: &End<'_>) {
+        let endpoint = call.current.and_then(|current| call.endpoint(current.endpoint).ok());
+        if let Some(endpoint) = endpoint {
+            let labels = [endpoint.name.as_str(), how(end.ended).0];
+            self.metrics.attempts.with_label_values(&labels).inc();
         }
     }
 
-    fn measure_unanswered(&self, call: &Call, receipt: &Receipt, code: &str, took: Duration) {
-        let (model, usage) = (call.model_name(), &receipt.used.usage);
+    fn measure_unanswered(&self, ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, end: &End<'_>) {
+        let took = end.now.saturating_duration_since(ctx.arrived);
+        self.metrics.request_seconds.with_label_values(&[ctx.surface]).observe(took.as_secs_f64());
+        if let Some(own) = end.own {
+            self.metrics.own_seconds.observe(own.as_secs_f64());
+        }
+        let Some(call) = call else { return };
+        self.measure_attempt(call, end);
+        let (model, usage, charged) = (call.model_name(), &receipt.used.usage, charged(receipt));
         self.metrics.tokens.with_label_values(&[model, "input"]).inc_by(usage.prompt());
         self.metrics.tokens.with_label_values(&[model, "output"]).inc_by(usage.output);
+        self.metrics.charged_nano.inc_by(charged);
+        self.metrics.estimated.inc_by(u64::from(receipt.used.estimated));
+        self.metrics.calls.holds_ended(u64::from(charged > 0), u64::from(charged == 0), released(receipt));
         if let Some(labels) = call.labels(None) {
-            self.metrics.calls.call_failed(labels, code, took);
+            self.metrics.calls.call_failed(labels, end.code, took);
         }
     }
+}
+
+fn charged(receipt: &Receipt) -> u64 {
+    u64::try_from(receipt.settlement.charged().nano()).unwrap_or_default()
+}
+
+fn released(receipt: &Receipt) -> u64 {
+    u64::try_from(receipt.settlement.released.nano()).unwrap_or_default()
 }
 
 fn answered(ctx: &Ctx, call: &Call, current: Current, receipt: &Receipt, end: &End<'_>) -> Answered {
@@ -96,8 +101,14 @@ fn answered(ctx: &Ctx, call: &Call, current: Current, receipt: &Receipt, end: &E
         streamed: call.gate.streamed_for(),
         attempt: end.now.saturating_duration_since(current.began),
         call: end.now.saturating_duration_since(ctx.arrived),
+        own: end.own,
         input_tokens: receipt.used.usage.prompt(),
         output_tokens: receipt.used.usage.output,
+        charged_nano: charged(receipt),
+        released_nano: released(receipt),
+        estimated: receipt.used.estimated,
+        is_ok: end.status == OK,
+        is_whole: *end.ended == Ended::Properly,
     }
 }
 

@@ -334,6 +334,7 @@ impl Work {
             }
         }
         self.count_run();
+        self.recorder.metrics.count_answered();
         self.recorder.metrics.records.waiting.set(i64::try_from(self.waiting.len()).unwrap_or(i64::MAX));
         entries
     }

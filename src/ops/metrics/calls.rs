@@ -1,7 +1,7 @@
 //! What one call leaves behind: its commit, its first byte, its holds, and the same in OpenTelemetry's names.
 //!
 //! A served call counts in a score of places under the labels of its route. They are looked up once for each route and kept
-//! with the snapshot ([`Counted`]): a call costs one look-up, whatever it counts.
+//! with the snapshot ([`Counted`]): a call costs one look-up, whatever it counts. It is counted with others (`tally.rs`).
 //!
 //! The names with `gen_ai_` are those of OpenTelemetry's semantic conventions for generative AI (of 2026, status
 //! "development"): `gen_ai.client.*` is what we ask of providers, `gen_ai.server.*` what callers get from us.
@@ -88,22 +88,22 @@ pub struct Labels<'a> {
 /// What a served call counts, of one route.
 pub struct Counters {
     /// Of its surface, with status 200.
-    pub requests: IntCounter,
+    pub(super) requests: IntCounter,
     /// Its attempts that served.
-    pub served: IntCounter,
+    pub(super) served: IntCounter,
     /// Of its surface.
-    request_seconds: Histogram,
-    first_event_seconds: Histogram,
-    tokens_in: IntCounter,
-    tokens_out: IntCounter,
-    commits: IntCounter,
-    first_byte_seconds: Histogram,
-    input: Histogram,
-    output: Histogram,
-    client_seconds: Histogram,
-    server_seconds: Histogram,
-    first_token_seconds: Histogram,
-    per_token_seconds: Histogram,
+    pub(super) request_seconds: Histogram,
+    pub(super) first_event_seconds: Histogram,
+    pub(super) tokens_in: IntCounter,
+    pub(super) tokens_out: IntCounter,
+    pub(super) commits: IntCounter,
+    pub(super) first_byte_seconds: Histogram,
+    pub(super) input: Histogram,
+    pub(super) output: Histogram,
+    pub(super) client_seconds: Histogram,
+    pub(super) server_seconds: Histogram,
+    pub(super) first_token_seconds: Histogram,
+    pub(super) per_token_seconds: Histogram,
 }
 
 /// A call whose answer reached its caller, at least in part.
@@ -121,8 +121,19 @@ pub struct Answered {
     pub attempt: Duration,
     /// The whole call.
     pub call: Duration,
+    /// Our own time in it, where it is known.
+    pub own: Option<Duration>,
     pub input_tokens: u64,
     pub output_tokens: u64,
+    pub charged_nano: u64,
+    /// Of its hold.
+    pub released_nano: u64,
+    /// Charged by our own count.
+    pub estimated: bool,
+    /// Its status is 200.
+    pub is_ok: bool,
+    /// Its answer reached its end.
+    pub is_whole: bool,
 }
 
 /// The counters of a snapshot's routes; bounded by its catalogue.
@@ -140,35 +151,6 @@ impl Counted {
             let mut of = self.of.write().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry(route).or_insert_with(|| Arc::new(make())))
         })
-    }
-}
-
-impl Counters {
-    /// The answer has ended.
-    pub fn answered(&self, call: &Answered) {
-        self.commits.inc();
-        self.request_seconds.observe(call.call.as_secs_f64());
-        self.tokens_in.inc_by(call.input_tokens);
-        self.tokens_out.inc_by(call.output_tokens);
-        if let Some(first_byte) = call.first_byte {
-            self.first_byte_seconds.observe(first_byte.as_secs_f64());
-        }
-        if let Some(first_event) = call.first_event {
-            self.first_event_seconds.observe(first_event.as_secs_f64());
-        }
-        self.client_seconds.observe(call.attempt.as_secs_f64());
-        self.server_seconds.observe(call.call.as_secs_f64());
-        if let Some(first_token) = call.first_token {
-            self.first_token_seconds.observe(first_token.as_secs_f64());
-        }
-        self.input.observe(float(call.input_tokens));
-        if call.output_tokens > 0 {
-            self.output.observe(float(call.output_tokens));
-        }
-        // The first token is in the time to it.
-        if call.output_tokens > 1 && !call.streamed.is_zero() {
-            self.per_token_seconds.observe(call.streamed.as_secs_f64() / float(call.output_tokens - 1));
-        }
     }
 }
 
@@ -260,13 +242,11 @@ impl CallMetrics {
         self.holds_placed.inc();
     }
 
-    /// A hold has ended with its call, and so many nano-dollars of it went back.
-    pub fn hold_ended(&self, is_charged: bool, released_nano: u64) {
-        if is_charged {
-            self.holds_captured.inc();
-        } else {
-            self.holds_released.inc();
-        }
+    /// Holds have ended with their calls: so many with a charge, so many without, and so many nano-dollars of them went
+    /// back.
+    pub fn holds_ended(&self, captured: u64, released: u64, released_nano: u64) {
+        self.holds_captured.inc_by(captured);
+        self.holds_released.inc_by(released);
         self.released_nano.inc_by(released_nano);
     }
 
@@ -327,9 +307,4 @@ pub const fn provider_name(dialect: Dialect) -> &'static str {
         Dialect::OpenAi => "openai",
         Dialect::Anthropic => "anthropic",
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of tokens have far less than 52 bits")]
-const fn float(count: u64) -> f64 {
-    count as f64
 }

@@ -85,7 +85,7 @@ fn touch(metrics: &Metrics, fleet: &FleetMetrics) {
     let labels = Labels { endpoint: "", operation: Operation::Chat, dialect: Dialect::OpenAi, model: "" };
     let _made = metrics.of("chat", labels);
     metrics.calls.over_limit("", Kind::Requests);
-    metrics.calls.hold_ended(true, 0);
+    metrics.calls.holds_ended(1, 1, 0);
     let bad = Some(Verdict::Bad(Blame { cause: "", by: By::Ours }));
     metrics.records.judged(Judged { availability: bad, latency: bad });
     metrics.records.dropped.with_label_values(&[""]).inc();
