@@ -165,3 +165,78 @@ impl Drop for Local {
 const fn float(count: u64) -> f64 {
     count as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use filters::dialect::{Dialect, Operation};
+
+    use super::super::calls::Labels;
+    use super::*;
+
+    fn whole() -> Answered {
+        let second = Duration::from_secs(1);
+        Answered {
+            first_event: Some(second),
+            call: second,
+            own: Some(second),
+            input_tokens: 3,
+            output_tokens: 2,
+            charged_nano: 5,
+            released_nano: 7,
+            is_ok: true,
+            is_whole: true,
+            ..Answered::default()
+        }
+    }
+
+    #[test]
+    fn every_call_is_counted_once_and_with_its_own_route_when_somebody_looks() {
+        let metrics = Metrics::new().unwrap();
+        let routes: Vec<(String, Arc<Counters>)> = (0..ROUTES_MAX + 2)
+            .map(|number| {
+                let endpoint = format!("e{number}");
+                let (operation, dialect) = (Operation::Chat, Dialect::OpenAi);
+                let labels = Labels { endpoint: &endpoint, operation, dialect, model: "m" };
+                let counters = Arc::new(metrics.of("chat", labels));
+                (endpoint, counters)
+            })
+            .collect();
+        for _ in 0..2 {
+            for (_, counters) in &routes {
+                metrics.answered(Arc::clone(counters), whole());
+            }
+        }
+        let cut = Answered { is_ok: false, is_whole: false, charged_nano: 0, own: None, ..whole() };
+        metrics.answered(Arc::clone(&routes[0].1), cut);
+        assert_eq!(metrics.charged_nano.get(), 0, "they wait");
+        let families = metrics.gather();
+        let whole_ones = 2 * u64::try_from(routes.len()).unwrap();
+        assert_eq!(metrics.charged_nano.get(), 5 * whole_ones);
+        assert_eq!(metrics.requests.with_label_values(&["chat", "200"]).get(), whole_ones);
+        assert_eq!(metrics.tokens.with_label_values(&["m", "input"]).get(), 3 * (whole_ones + 1));
+        assert_eq!(metrics.own_seconds.get_sample_count(), whole_ones);
+        for (number, (endpoint, _)) in routes.iter().enumerate() {
+            assert_eq!(metrics.attempts.with_label_values(&[endpoint, "served"]).get(), 2);
+            let first_events = metrics.first_event_seconds.with_label_values(&[endpoint]);
+            assert_eq!(first_events.get_sample_count(), if number == 0 { 3 } else { 2 });
+        }
+        let holds = families.iter().find(|family| family.name() == "tollgate_holds_ended_total").unwrap();
+        let ends: f64 = holds.get_metric().iter().map(|metric| metric.get_counter().get_value()).sum();
+        assert!((ends - float(whole_ones + 1)).abs() < 0.5, "{ends}");
+    }
+
+    #[test]
+    fn no_more_wait_than_may() {
+        let metrics = Metrics::new().unwrap();
+        let labels =
+            Labels { endpoint: "e", operation: Operation::Chat, dialect: Dialect::OpenAi, model: "m" };
+        let counters = Arc::new(metrics.of("chat", labels));
+        for _ in 0..WAITING_MAX + 1 {
+            metrics.answered(Arc::clone(&counters), whole());
+        }
+        assert_eq!(metrics.charged_nano.get(), 5 * u64::try_from(WAITING_MAX).unwrap());
+        assert_eq!(metrics.tally.0.lock().unwrap().len(), 1);
+    }
+}
