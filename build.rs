@@ -7,7 +7,6 @@
 use std::env;
 
 fn main() {
-    println!("cargo::rerun-if-changed=order.ld");
     println!("cargo::rerun-if-env-changed=TOLLGATE_ORDER");
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {

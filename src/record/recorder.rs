@@ -346,7 +346,7 @@ impl Work {
         let named = self.names.of(words, &snapshot, candidate);
         let row = Row {
             at_ms,
-            seq: 0,
+            seq: self.seq,
             request,
             model: named.model,
             candidate: named.name,
@@ -386,7 +386,7 @@ impl Work {
         let Named { model, name, region } = names.of(words, &snapshot, candidate);
         let row = Row {
             at_ms,
-            seq: 0,
+            seq: self.seq,
             request,
             model,
             candidate: name,
@@ -402,9 +402,8 @@ impl Work {
         self.keep(row);
     }
 
-    /// Gives a row its number, and keeps it until it is written.
+    /// Keeps a row, which has the next number, until it is written.
     fn keep(&mut self, row: Row) {
-        let row = Row { seq: self.seq, ..row };
         self.seq += 1;
         if self.waiting.len() >= WAITING_MAX {
             self.waiting.pop_front();
