@@ -10,6 +10,21 @@ pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+/// A moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// For measuring.
+    pub instant: Instant,
+    /// For records that outlive the process, as [`unix_ms`].
+    pub unix_ms: i64,
+}
+
+/// Now, on both clocks.
+#[must_use]
+pub fn moment() -> Moment {
+    Moment { instant: now(), unix_ms: unix_ms() }
+}
+
 /// Now, for records that outlive the process: milliseconds since 1970, never below zero.
 #[must_use]
 pub fn unix_ms() -> i64 {

@@ -1,6 +1,6 @@
 //! Lines on their way to standard error.
 //!
-//! A call writes two of them. Written one by one, each would be a system call on a thread that serves. So
+//! Every call writes one or more. Written one by one, each would be a system call on a thread that serves. So
 //! they gather in memory, and a thread of its own writes them together, [`GATHER`] later at the most; a
 //! process that is killed takes the last of them along.
 //!

@@ -1,7 +1,8 @@
 //! The decision log: a line for everything that was decided about a candidate of a call.
 //!
-//! Whoever wants to know why a call went where it went reads its lines in order, by `request_id`. Every line
-//! has the same fields; `outcome` is what became of the candidate:
+//! Whoever wants to know why a call went where it went reads its lines in order, by `request_id`. Of a call that its
+//! first candidate served the access line says all there is: its decision line is of level DEBUG. Every line has the
+//! same fields; `outcome` is what became of the candidate:
 //!
 //! | outcome | |
 //! | --- | --- |
@@ -23,7 +24,7 @@ use filters::attempt::NextAttempt;
 use filters::ids::EndpointId;
 
 use super::ctx::Call;
-use crate::clock;
+use crate::clock::{self, Moment};
 use crate::record::recorder::{Decided, Next, Recorder};
 
 /// What was decided about a candidate.
@@ -41,42 +42,50 @@ pub(super) struct Decision {
 impl Call {
     /// Writes the line, and keeps it.
     pub(super) fn decided(&self, recorder: &Recorder, request_id: &str, now: Instant, decision: &Decision) {
+        let now = Moment { instant: now, unix_ms: clock::unix_ms() };
         if let Some(decided) = self.decide(request_id, now, decision) {
             recorder.decided(request_id, decided);
         }
     }
 
     /// Writes the line. What is to be kept of it; nothing of a candidate that there is not.
-    pub(super) fn decide(&self, request_id: &str, now: Instant, decision: &Decision) -> Option<Decided> {
+    pub(super) fn decide(&self, request_id: &str, now: Moment, decision: &Decision) -> Option<Decided> {
         let Decision { candidate, outcome, reason, elapsed, goes_on } = *decision;
         let endpoint = self.endpoint(candidate).ok()?;
-        let model = self.choices.of(candidate).map(|choice| &choice.model);
-        let next = if goes_on { self.next(now) } else { Next::Stop };
-        let (attempt, budget_left) = (self.planner.made(), self.planner.remaining(now));
-        tracing::info!(
-            target: "decision",
-            request_id,
-            model = model.map_or("", |model| model.name.as_str()),
-            candidate = endpoint.name,
-            region = endpoint.provider.region,
-            attempt,
-            reason,
-            elapsed_ms = millis(elapsed),
-            budget_left_ms = millis(budget_left),
-            outcome,
-            next = self.next_word(next),
-        );
-        Some(Decided {
-            at_ms: clock::unix_ms(),
+        let decided = Decided {
+            at_ms: now.unix_ms,
             snapshot: Arc::clone(&self.snapshot),
             candidate,
-            attempt,
+            attempt: self.planner.made(),
             reason,
             elapsed,
-            budget_left,
+            budget_left: self.planner.remaining(now.instant),
             outcome,
-            next,
-        })
+            next: if goes_on { self.next(now.instant) } else { Next::Stop },
+        };
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "decision",
+                    request_id,
+                    model = self.choices.of(candidate).map_or("", |choice| choice.model.name.as_str()),
+                    candidate = endpoint.name,
+                    region = endpoint.provider.region,
+                    attempt = decided.attempt,
+                    reason,
+                    elapsed_ms = millis(elapsed),
+                    budget_left_ms = millis(decided.budget_left),
+                    outcome,
+                    next = self.next_word(decided.next),
+                )
+            };
+        }
+        if decided.is_first_served() {
+            line!(debug);
+        } else {
+            line!(info);
+        }
+        Some(decided)
     }
 
     fn next(&self, now: Instant) -> Next {

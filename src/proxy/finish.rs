@@ -14,7 +14,7 @@ use super::decision::{Decision, millis};
 use super::gate::Receipt;
 use super::gateway::Gateway;
 use super::measure::{End, how};
-use crate::clock;
+use crate::clock::{self, Moment};
 use crate::record::recorder::{self, Decided};
 
 /// The status of a call whose caller left, as nginx logs it. Nobody receives it.
@@ -39,20 +39,22 @@ impl Gateway {
         let status = if left && ended != Ended::Properly { CALLER_LEFT } else { sent.unwrap_or(CALLER_LEFT) };
         let mut call = call;
         let mut decided = None;
+        let mut at = clock::moment();
         if let Some(call) = &mut call {
-            decided = record_attempt(ctx, call, &ended, &receipt);
+            decided = record_attempt(ctx, call, &ended, &receipt, at);
             self.record_shortfall(call, receipt.settlement.shortfall);
         }
         if let Some(first) = ctx.keyed.take() {
             let answer = call.as_ref().and_then(|call| call.gate.kept());
             self.end_keyed(first, answer, receipt.settlement.charged().is_positive()).await;
+            at = clock::moment();
         }
-        let now = clock::now();
+        let Moment { instant: now, unix_ms } = at;
         if let Some(code) = ctx.replied.filter(|code| *code != "ok") {
             self.metrics.rejections.with_label_values(&[code]).inc();
         }
         let took = now.saturating_duration_since(ctx.arrived);
-        let judged = self.judge(ctx, call.as_deref(), &receipt, (status, &ended), took);
+        let judged = self.judge(ctx, call.as_deref(), &receipt, (status, &ended), (took, unix_ms));
         self.recorder.call(&ctx.request_id, decided, judged);
         let code = code_of(ctx, status, &ended);
         let own = call.as_ref().and_then(|call| own_time(ctx, call, now));
@@ -69,7 +71,7 @@ impl Gateway {
         call: Option<&Call>,
         receipt: &Receipt,
         (status, ended): (u16, &Ended),
-        took: Duration,
+        (took, unix_ms): (Duration, i64),
     ) -> Option<recorder::Ended> {
         if !ctx.is_call || (call.is_none() && ctx.refused.is_none()) {
             return None; // Nothing was to be answered by an upstream, or it was answered before.
@@ -87,7 +89,7 @@ impl Gateway {
             first_event: call.and_then(|call| self.first_event(ctx, call, receipt)),
         });
         Some(recorder::Ended {
-            began_ms: clock::unix_ms().saturating_sub(i64::try_from(took.as_millis()).unwrap_or_default()),
+            began_ms: unix_ms.saturating_sub(i64::try_from(took.as_millis()).unwrap_or_default()),
             model: ctx.model.clone(),
             snapshot: call.map(|call| Arc::clone(&call.snapshot)),
             serving: call.and_then(|call| call.current).map(|current| current.endpoint),
@@ -123,8 +125,13 @@ impl Gateway {
 }
 
 /// The attempt that served, or was cut: its health, its decision line. What is to be kept of it.
-fn record_attempt(ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) -> Option<Decided> {
-    let now = clock::now();
+fn record_attempt(
+    ctx: &Ctx,
+    call: &mut Call,
+    ended: &Ended,
+    receipt: &Receipt,
+    now: Moment,
+) -> Option<Decided> {
     if let Some((leg, timing, reused)) = call.gate.take_leg() {
         leg.ended(match ended {
             Ended::Properly => {
@@ -143,7 +150,7 @@ fn record_attempt(ctx: &Ctx, call: &mut Call, ended: &Ended, receipt: &Receipt) 
     }
     let current = call.current?;
     let (outcome, reason) = how(ended);
-    let elapsed = now - current.began;
+    let elapsed = now.instant.saturating_duration_since(current.began);
     let decision = Decision { candidate: current.endpoint, outcome, reason, elapsed, goes_on: false };
     call.decide(&ctx.request_id, now, &decision)
 }
@@ -174,10 +181,7 @@ fn code_of(ctx: &Ctx, status: u16, ended: &Ended) -> &'static str {
 
 /// One line a call, always with the same fields.
 fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, took_ms: u64, code: &str) {
-    let upstream = call.and_then(|call| {
-        let current = call.current?;
-        call.endpoint(current.endpoint).ok().map(|endpoint| endpoint.name.as_str())
-    });
+    let endpoint = call.and_then(|call| call.endpoint(call.current?.endpoint).ok());
     let usage = &receipt.used.usage;
     tracing::info!(
         target: "access",
@@ -186,7 +190,8 @@ fn access_line(ctx: &Ctx, call: Option<&Call>, receipt: &Receipt, status: u16, t
         surface = ctx.surface,
         account = ctx.principal.as_ref().map_or("", |p| p.account_name.as_str()),
         model = call.map_or("", Call::model_name),
-        upstream = upstream.unwrap_or(""),
+        upstream = endpoint.map_or("", |endpoint| endpoint.name.as_str()),
+        region = endpoint.map_or("", |endpoint| endpoint.provider.region.as_str()),
         attempts = call.map_or(0, |c| c.planner.made()),
         stream = call.is_some_and(|c| c.facts.stream),
         status,

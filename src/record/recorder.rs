@@ -230,7 +230,9 @@ impl Good {
 }
 
 impl Decided {
-    fn is_first_served(&self) -> bool {
+    /// Whether the first candidate that was asked served the call.
+    #[must_use]
+    pub fn is_first_served(&self) -> bool {
         self.attempt == 1 && self.outcome == SERVED
     }
 }

@@ -336,7 +336,7 @@ pub fn random_keys(case: &Case) -> Result<Vec<String>, String> {
         .collect())
 }
 
-/// What `RUST_LOG` is set to; `None`: the gateway's own default.
+/// What `RUST_LOG` is set to, where the case says it.
 pub fn log_level(case: &Case) -> Option<String> {
     case.config.get("log").and_then(Value::as_str).map(str::to_owned)
 }

@@ -147,14 +147,14 @@ impl Drop for Gateway {
     }
 }
 
+/// The gateway's own default, and every decision.
+const LOG: &str = "info,pingora_load_balancing=warn,decision=debug";
+
 /// Starts a process and waits until it serves.
 fn spawn(config: &Path, log: &Arc<Log>, level: Option<&str>) -> Result<Child, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.arg("--config").arg(config).args(["--log", "json", "serve"]);
-    command.env_remove("RUST_LOG").env_remove("TOLLGATE_CONFIG");
-    if let Some(level) = level {
-        command.env("RUST_LOG", level);
-    }
+    command.env("RUST_LOG", level.unwrap_or(LOG)).env_remove("TOLLGATE_CONFIG");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| format!("the gateway cannot be started: {e}"))?;
     let from = {

@@ -15,7 +15,7 @@ use tollgate::ledger::port::{AccountRow, StatementLine};
 use tollgate::ledger::{Ledger as _, Sqlite};
 
 /// What is logged in a test.
-const LOG: &str = "info,decision=info";
+const LOG: &str = "info,decision=debug";
 /// How long anything may take before a test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
