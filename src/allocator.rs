@@ -9,13 +9,16 @@
 //!   sleeps. So nobody takes a page back before it is wanted: then the last free gives it to the system.
 //! - Free pages go a second later, but only when another page is freed, and after a burst none is. So a thread
 //!   looks.
+//!
+//! The crate asks mimalloc for an alignment every time, which makes it take a longer road, and more memory where a size
+//! is no power of two. What any block has need not be asked for: see [`ordinary`].
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 #[cfg(not(feature = "count-allocations"))]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: ordinary::Ordinary = ordinary::Ordinary;
 
 #[cfg(feature = "count-allocations")]
 #[global_allocator]
@@ -68,14 +71,80 @@ fn look() {
     unsafe { libmimalloc_sys::mi_collect(false) };
 }
 
+/// Asks for an alignment only where it has to, as Rust's own allocator does with `malloc`.
+#[expect(
+    unsafe_code,
+    reason = "an allocator is unsafe by its trait; this one only chooses between two functions"
+)]
+mod ordinary {
+    use std::alloc::{GlobalAlloc, Layout};
+
+    use libmimalloc_sys::{mi_malloc, mi_realloc, mi_zalloc};
+    use mimalloc::MiMalloc;
+
+    /// Of every block that is as large: `MI_MAX_ALIGN_SIZE` in mimalloc's `types.h`. Smaller ones have their own size, 8.
+    const ALIGNED: usize = 16;
+
+    pub(super) struct Ordinary;
+
+    /// Whether a block of this size is aligned without being asked to be.
+    const fn is_ordinary(size: usize, align: usize) -> bool {
+        align <= ALIGNED && align <= size
+    }
+
+    // SAFETY: `mi_free` takes blocks of all of mimalloc's functions, and `mi_realloc` may be given any of them; both kinds
+    // are aligned as the layout says, by `is_ordinary` or because it was asked for.
+    unsafe impl GlobalAlloc for Ordinary {
+        #[inline]
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            if is_ordinary(layout.size(), layout.align()) {
+                // SAFETY: it may be asked for any size.
+                unsafe { mi_malloc(layout.size()) }.cast()
+            } else {
+                // SAFETY: the caller's promises are handed on.
+                unsafe { MiMalloc.alloc(layout) }
+            }
+        }
+
+        #[inline]
+        unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+            if is_ordinary(layout.size(), layout.align()) {
+                // SAFETY: it may be asked for any size.
+                unsafe { mi_zalloc(layout.size()) }.cast()
+            } else {
+                // SAFETY: the caller's promises are handed on.
+                unsafe { MiMalloc.alloc_zeroed(layout) }
+            }
+        }
+
+        #[inline]
+        unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+            if is_ordinary(size, layout.align()) {
+                // SAFETY: the caller says that the block is one of ours.
+                unsafe { mi_realloc(block.cast(), size) }.cast()
+            } else {
+                // SAFETY: the caller's promises are handed on.
+                unsafe { MiMalloc.realloc(block, layout, size) }
+            }
+        }
+
+        #[inline]
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            // SAFETY: the caller's promises are handed on.
+            unsafe { MiMalloc.dealloc(block, layout) }
+        }
+    }
+}
+
 /// The same allocator in a build that counts what it is asked for, for `scripts/bench`.
 #[cfg(feature = "count-allocations")]
 #[expect(unsafe_code, reason = "an allocator is unsafe by its trait; this one only counts")]
 mod counting {
     use std::alloc::{GlobalAlloc, Layout};
 
-    use mimalloc::MiMalloc;
     use tollgate::ops::allocations::count;
+
+    use super::ordinary::Ordinary;
 
     pub(super) struct Counting;
 
@@ -84,24 +153,67 @@ mod counting {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             count(layout.size());
             // SAFETY: the caller's promises are handed on.
-            unsafe { MiMalloc.alloc(layout) }
+            unsafe { Ordinary.alloc(layout) }
         }
 
         unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
             count(layout.size());
             // SAFETY: as above.
-            unsafe { MiMalloc.alloc_zeroed(layout) }
+            unsafe { Ordinary.alloc_zeroed(layout) }
         }
 
         unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
             count(size);
             // SAFETY: as above.
-            unsafe { MiMalloc.realloc(block, layout, size) }
+            unsafe { Ordinary.realloc(block, layout, size) }
         }
 
         unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
             // SAFETY: as above.
-            unsafe { MiMalloc.dealloc(block, layout) }
+            unsafe { Ordinary.dealloc(block, layout) }
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(unsafe_code, reason = "an allocator can be asked in no other way")]
+mod tests {
+    use std::alloc::{GlobalAlloc as _, Layout};
+
+    use super::ordinary::Ordinary;
+
+    /// Sizes around all classes of small and medium blocks, and huge ones.
+    fn sizes() -> impl Iterator<Item = usize> {
+        let around = |power: u32| [-1, 0, 1].map(|more| (1_usize << power).saturating_add_signed(more));
+        (1..1300).chain((11..24).flat_map(around))
+    }
+
+    #[test]
+    fn every_block_is_aligned_as_it_was_asked_for_and_keeps_what_is_in_it_when_it_moves() {
+        for align in [1, 2, 4, 8, 16, 32, 64, 4096] {
+            let mut kept = vec![];
+            for size in sizes() {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                // SAFETY: no layout is empty, each block is written within its size and freed as it was last asked for.
+                unsafe {
+                    let block =
+                        if size % 2 == 0 { Ordinary.alloc(layout) } else { Ordinary.alloc_zeroed(layout) };
+                    assert!(!block.is_null() && block.addr().is_multiple_of(align), "{size} {align}");
+                    assert!(size % 2 == 0 || *block.add(size - 1) == 0, "{size} {align}");
+                    block.write_bytes(7, size);
+                    let grown = Ordinary.realloc(block, layout, size * 3);
+                    assert!(grown.addr().is_multiple_of(align), "{size} to {} {align}", size * 3);
+                    assert!((0..size).all(|at| *grown.add(at) == 7), "{size} to {} {align}", size * 3);
+                    let layout = Layout::from_size_align(size * 3, align).unwrap();
+                    let shrunk = Ordinary.realloc(grown, layout, size);
+                    assert!(shrunk.addr().is_multiple_of(align), "{size} again {align}");
+                    kept.push((shrunk, size));
+                }
+            }
+            for (block, size) in kept {
+                // SAFETY: as above.
+                unsafe { Ordinary.dealloc(block, Layout::from_size_align(size, align).unwrap()) };
+            }
         }
     }
 }
