@@ -298,8 +298,11 @@ pub struct Provider {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseUrl {
     pub tls: bool,
+    /// A name or an address; one of IPv6 without brackets.
     pub host: String,
     pub port: u16,
+    /// As a head names it: the host, with the port where it is not the scheme's own.
+    pub authority: String,
     /// Begins with `/` and does not end with it; or is empty.
     pub path: String,
 }
@@ -313,11 +316,12 @@ impl Endpoint {
 }
 
 impl BaseUrl {
-    /// `host`, with the port where it is not the scheme's own.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        let default = if self.tls { 443 } else { 80 };
-        if self.port == default { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
+    fn new(tls: bool, host: &str, port: u16, path: &str) -> Self {
+        // RFC 3986, section 3.2.2.
+        let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let default = if tls { 443 } else { 80 };
+        let authority = if port == default { bracketed } else { format!("{bracketed}:{port}") };
+        Self { tls, host: host.to_owned(), port, authority, path: path.trim_end_matches('/').to_owned() }
     }
 
     /// Whether both are found at the same addresses.
@@ -917,7 +921,7 @@ impl Check {
                 "http" => false,
                 _ => return None,
             };
-            let host = uri.host()?.trim_matches(['[', ']']).to_owned();
+            let host = uri.host()?.trim_matches(['[', ']']);
             // An authority may have a port that is none.
             let port = match (uri.port_u16(), uri.authority()?.port()) {
                 (Some(port), _) => port,
@@ -934,7 +938,7 @@ impl Check {
                 && !text.contains('#')
                 && !uri.authority()?.as_str().contains('@')
                 && !host.is_empty();
-            plain.then(|| BaseUrl { tls, host, port, path: uri.path().trim_end_matches('/').to_owned() })
+            plain.then(|| BaseUrl::new(tls, host, port, uri.path()))
         });
         if parsed.is_none() {
             // A user or a query may be a secret.

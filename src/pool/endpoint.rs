@@ -142,7 +142,7 @@ fn question(
     question.reuse_connection = provider.reach.http == Http::Two;
     question.consecutive_failure = CHECK_FAILURES;
     let mut head = RequestHeader::build(Method::GET, check.path.as_bytes(), Some(2))?;
-    head.insert_header(HOST, provider.base.authority())?;
+    head.insert_header(HOST, provider.base.authority.as_str())?;
     head.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
     question.req = head;
     question.validator = Some(Box::new(move |head| {

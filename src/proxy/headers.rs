@@ -10,7 +10,7 @@ use filters::dialect::{Dialect, Operation};
 use filters::limit::Standing;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST,
-    TRANSFER_ENCODING, USER_AGENT,
+    InvalidHeaderValue, TRANSFER_ENCODING, USER_AGENT,
 };
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
@@ -74,8 +74,21 @@ impl Fields {
     }
 
     fn text(&mut self, name: HeaderName, value: &str) -> pingora::Result<()> {
+        self.try_put(name, HeaderValue::from_str(value))
+    }
+
+    /// The same without a copy.
+    fn owned(&mut self, name: HeaderName, value: String) -> pingora::Result<()> {
+        self.try_put(name, HeaderValue::from_maybe_shared(Bytes::from(value)))
+    }
+
+    fn try_put(
+        &mut self,
+        name: HeaderName,
+        value: Result<HeaderValue, InvalidHeaderValue>,
+    ) -> pingora::Result<()> {
         let invalid = |_| "a field's value holds what no head may hold";
-        self.put(name, HeaderValue::from_str(value).explain_err(ErrorType::InvalidHTTPHeader, invalid)?);
+        self.put(name, value.explain_err(ErrorType::InvalidHTTPHeader, invalid)?);
         Ok(())
     }
 }
@@ -100,13 +113,13 @@ pub(crate) struct Request<'a> {
 pub(crate) fn upstream(request: &Request<'_>) -> pingora::Result<RequestHeader> {
     let Request { provider, operation, credential, stream, body_bytes, asked, version } = *request;
     let mut fields = Fields::with_room_for(UPSTREAM_FIELDS);
-    let authority = provider.base.authority();
+    let authority = provider.base.authority.as_str();
     let path = [provider.base.path.as_str(), operation.path()].concat();
     let target = if version == Version::HTTP_2 {
         let scheme = if provider.base.tls { "https" } else { "http" };
-        Uri::builder().scheme(scheme).authority(authority.as_str()).path_and_query(path).build()
+        Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build()
     } else {
-        fields.text(HOST, &authority)?;
+        fields.text(HOST, authority)?;
         PathAndQuery::from_maybe_shared(Bytes::from(path)).map(Uri::from).map_err(http::Error::from)
     };
     fields.fix(CONTENT_TYPE, "application/json");
@@ -118,7 +131,7 @@ pub(crate) fn upstream(request: &Request<'_>) -> pingora::Result<RequestHeader> 
     match (provider.dialect, credential) {
         (_, None) => {}
         (Dialect::OpenAi, Some(secret)) => {
-            fields.text(AUTHORIZATION, &["Bearer ", secret.expose()].concat())?;
+            fields.owned(AUTHORIZATION, ["Bearer ", secret.expose()].concat())?;
         }
         (Dialect::Anthropic, Some(secret)) => fields.text(X_API_KEY, secret.expose())?,
     }
@@ -221,7 +234,7 @@ fn standing(
     let Some(Standing { limit, remaining, reset_seconds }) = standing else { return Ok(()) };
     fields.put(of_limit, limit.into());
     fields.put(of_remaining, remaining.into());
-    fields.text(of_reset, &format!("{reset_seconds}s"))
+    fields.owned(of_reset, [itoa::Buffer::new().format(reset_seconds), "s"].concat())
 }
 
 /// Which trace the caller says that the call belongs to, where it says it once.

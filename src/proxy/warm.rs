@@ -162,7 +162,7 @@ impl Warmer {
 async fn asked(session: &mut HttpSession, provider: &Provider) -> pingora::Result<bool> {
     let Some(check) = &provider.check else { return Ok(false) };
     let mut question = RequestHeader::build("GET", check.path.as_bytes(), Some(2))?;
-    question.insert_header(HOST, provider.base.authority())?;
+    question.insert_header(HOST, provider.base.authority.as_str())?;
     question.insert_header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))?;
     session.write_request_header(Box::new(question)).await?;
     session.finish_request_body().await?;

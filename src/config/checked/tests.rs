@@ -172,6 +172,22 @@ fn an_upstream_that_may_never_be_called_is_a_fault_and_a_private_one_is_meant() 
 }
 
 #[test]
+fn an_upstream_is_named_in_heads_as_heads_want_it() {
+    for (base, host, authority) in [
+        ("https://api.example.com/v1", "api.example.com", "api.example.com"),
+        ("https://api.example.com:443", "api.example.com", "api.example.com"),
+        ("http://api.example.com:443", "api.example.com", "api.example.com:443"),
+        ("http://10.0.0.7:8000/v1", "10.0.0.7", "10.0.0.7:8000"),
+        ("http://[fd00::7]/v1", "fd00::7", "[fd00::7]"),
+        ("https://[fd00::7]:8443/v1", "fd00::7", "[fd00::7]:8443"),
+    ] {
+        let config = parse(&GOOD.replace("https://host.example/v1/", base), vars).expect(base);
+        let found = &config.catalogue.endpoints[0].provider.base;
+        assert_eq!((found.host.as_str(), found.authority.as_str()), (host, authority), "{base}");
+    }
+}
+
+#[test]
 fn one_model_may_have_routes_of_both_dialects() {
     let mixed = GOOD
         .replace("models:\n", "  q: { dialect: anthropic, base_url: \"http://h\" }\nmodels:\n")
