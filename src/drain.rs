@@ -213,6 +213,11 @@ impl Drain {
         false
     }
 
+    /// Waits on the main thread until no call can come any more, whatever runs; or for as long as one may take to arrive.
+    pub fn wait_for_quiet(&self) {
+        let _late = self.is_quiet(|| usize::MAX);
+    }
+
     /// Waits on the main thread until no call is taken any more.
     pub fn wait_for_the_end(&self) {
         let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);

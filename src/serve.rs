@@ -273,7 +273,7 @@ fn run_to_the_end(
         Some(heir) => succession::leave_to(heir, drain, books, &booted.store),
         None => {
             // A request may be on its way that is not in flight yet.
-            let _quiet = drain.is_quiet(|| usize::MAX);
+            drain.wait_for_quiet();
             drain.wait(|| {})
         }
     };
