@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use filters::ids::{AccountId, KeyDigest};
+use data_encoding::HEXLOWER;
+use filters::ids::AccountId;
 use filters::money::Amount;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -17,13 +18,18 @@ use crate::digits::first_digits;
 use crate::ledger::port::{Generation, KeyRecord, Keyed, KeyedCall, Movement, NewKey, Scope, What};
 use crate::ledger::{Ledger, LedgerError};
 use crate::pool::Pool;
-use crate::pool::keys::{KeyTable, digest, hint};
+use crate::pool::keys::{digest, hint};
 use crate::settings::{AccountSettings, BadSetting, KeySettings};
 use crate::store::Embedded;
 use crate::{boot, clock, journal};
 
 /// The longest name, reference or reason, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
+
+/// So much of a key's digest is its id, in bytes.
+const KEY_ID_BYTES: usize = 6;
+/// Changes of keys that are taken over at once.
+const KEYS_AT_ONCE: u32 = 1000;
 
 /// How often money that is out to be spent is brought back for one movement.
 const RECALLS_MAX: usize = 3;
@@ -200,12 +206,12 @@ impl Books {
         if accounts.is_empty() {
             return Ok(());
         }
-        let known = self.ledger()?.keys(None)?;
         for account in accounts {
-            let digests: Vec<KeyDigest> =
-                account.keys.iter().map(|key| digest(key.secret.expose())).collect();
-            if known.iter().any(|k| k.account_name != account.name && digests.contains(&k.digest)) {
-                return Err(LedgerError::KeyTaken(account.name.clone()).into());
+            for key in &account.keys {
+                let known = self.ledger()?.key(&digest(key.secret.expose()).0)?;
+                if known.is_some_and(|known| known.account_name != account.name) {
+                    return Err(LedgerError::KeyTaken(account.name.clone()).into());
+                }
             }
         }
         for account in accounts {
@@ -229,12 +235,11 @@ impl Books {
     pub fn credits(&self, account: AccountId) -> Result<Credits, BooksError> {
         let mut ledger = self.ledger()?;
         let used = ledger.spent(&Scope { account, key: None, model: None }, i64::MIN)?;
-        let rows = ledger.accounts()?;
+        let balance = ledger.balance(account)?;
         drop(ledger);
-        let row = rows.iter().find(|row| row.id == account.0);
         let fleet = self.live.as_ref().and_then(|live| live.fleet.as_ref());
         Ok(Credits {
-            balance_nano: row.map_or(0, |row| row.balance_nano),
+            balance_nano: balance.nano(),
             used_nano: used.nano(),
             available_nano: fleet.map(|fleet| fleet.available(account).nano()),
         })
@@ -284,20 +289,15 @@ impl Books {
     }
 
     fn account(&self, name: &str) -> Result<AccountId, BooksError> {
-        let rows = self.ledger()?.accounts()?;
-        let found = rows.iter().find(|row| row.name == name);
-        Ok(found.map(|row| AccountId(row.id)).ok_or_else(|| LedgerError::NoAccount(name.to_owned()))?)
+        Ok(self.ledger()?.account(name)?)
     }
 
     fn accounts(&self, name: Option<&str>) -> Result<Value, BooksError> {
-        let mut rows = self.ledger()?.accounts()?;
-        if let Some(name) = name {
-            rows.retain(|row| row.name == name);
-            if rows.is_empty() {
-                return Err(LedgerError::NoAccount(name.to_owned()).into());
-            }
+        let rows = self.ledger()?.accounts(name)?;
+        match name {
+            Some(name) if rows.is_empty() => Err(LedgerError::NoAccount(name.to_owned()).into()),
+            _ => Ok(json!(rows)),
         }
-        Ok(json!(rows))
     }
 
     fn transfer(
@@ -400,10 +400,13 @@ impl Books {
 
     /// A key by itself, or by its id from the list.
     fn find_key(&self, key: &str) -> Result<KeyRecord, BooksError> {
-        let by_digest = digest(key);
-        let keys = self.ledger()?.keys(None)?;
-        let mut found = keys.into_iter().filter(|k| k.digest == by_digest || key_id(k) == key);
-        Ok(found.next().ok_or(LedgerError::NoKey)?)
+        let mut ledger = self.ledger()?;
+        if let Some(found) = ledger.key(&digest(key).0)? {
+            return Ok(found);
+        }
+        let id = HEXLOWER.decode(key.as_bytes()).ok().filter(|id| id.len() == KEY_ID_BYTES);
+        let found = id.map(|id| ledger.key(&id)).transpose()?.flatten();
+        Ok(found.ok_or(LedgerError::NoKey)?)
     }
 
     /// The running gateway gets what is free now, and the settings as they are now.
@@ -461,18 +464,30 @@ impl Books {
         Ok(others)
     }
 
+    /// What has changed of keys and their accounts' settings since the last look counts from now on.
     fn follow_keys(&self) -> Result<(), BooksError> {
-        if let Some(live) = &self.live {
-            if let Some(fleet) = &live.fleet {
-                fleet.keys_changed();
-                return Ok(());
-            }
-            let mut ledger = self.ledger()?;
-            live.pool.set_keys(KeyTable::new(ledger.keys(None)?, clock::unix_ms()));
-            // Budgets that are new may have been spent in part already.
-            boot::restore_budgets(ledger.as_mut(), &live.store, &live.pool.keys())?;
+        let Some(live) = &self.live else { return Ok(()) };
+        if let Some(fleet) = &live.fleet {
+            fleet.keys_changed();
+            return Ok(());
         }
-        Ok(())
+        loop {
+            // Until they count: nobody puts an older table behind them.
+            let mut ledger = self.ledger()?;
+            let keys = live.pool.keys();
+            let changes = ledger.changes_since(keys.number(), KEYS_AT_ONCE)?;
+            let Some((number, _)) = changes.last() else { return Ok(()) };
+            let (number, digests): (_, Vec<_>) =
+                (*number, changes.iter().map(|(_, key)| key.digest).collect());
+            let records = changes.into_iter().map(|(_, key)| key).collect();
+            let now_ms = clock::unix_ms();
+            live.pool.set_keys(keys.changed(keys.number(), records, now_ms));
+            // Budgets that are new may have been spent in part already. If that cannot be read, they come again.
+            let keys = live.pool.keys();
+            let changed = digests.iter().filter_map(|digest| keys.of(digest));
+            boot::restore_budgets(ledger.as_mut(), &live.store, changed)?;
+            live.pool.set_keys(keys.changed(number, vec![], now_ms));
+        }
     }
 }
 
@@ -490,7 +505,7 @@ pub fn fresh_key() -> std::io::Result<String> {
 
 /// The first twelve digits of a key's digest: what lists call it.
 fn key_id(record: &KeyRecord) -> String {
-    first_digits(&record.digest.0, 6)
+    first_digits(&record.digest.0, KEY_ID_BYTES)
 }
 
 fn key_row(record: &KeyRecord) -> Value {

@@ -24,7 +24,7 @@ use crate::journal::{self, Hold, Journal, Posting, Replayed, Settled, Threads};
 use crate::ledger::port::{LedgerError, Movement, NewKey, Scope, What};
 use crate::ledger::worker::{self, Finished};
 use crate::ledger::{Ledger, Postgres, Sqlite};
-use crate::pool::keys::{KeyTable, digest, hint};
+use crate::pool::keys::{KeyTable, Principal, digest, hint};
 use crate::store::redis::RedisError;
 use crate::store::{self, Embedded, Holds};
 use crate::{clock, entropy};
@@ -126,11 +126,12 @@ fn alone(config: &Config, locks: Locks) -> anyhow::Result<Booted> {
     }
     ledger.snapshot(clock::unix_ms())?;
     let begun = begin(boot, &journals)?;
-    let keys = KeyTable::new(ledger.keys(None)?, clock::unix_ms());
+    let (number, records) = ledger.key_base()?;
+    let keys = KeyTable::numbered(number, records, clock::unix_ms());
     // Only now: a lease without a journal beside it would be nobody's.
     let leases = ledger.lease_all(begun.boot)?;
     let store = Arc::new(Embedded::new(leases, begun.journal.clone(), config.bounds.open_holds_max));
-    restore_budgets(&mut ledger, &store, &keys)?;
+    restore_budgets(&mut ledger, &store, keys.iter())?;
     // A connection of its own: the ledger's thread keeps the one that it posts by.
     let reader = Box::new(Sqlite::open(&file).context("cannot open the ledger")?);
     let holds: Arc<dyn Holds> = Arc::<Embedded>::clone(&store);
@@ -444,11 +445,11 @@ pub fn bootstrap(ledger: &mut dyn Ledger, account: &Account) -> Result<(), Ledge
 pub fn restore_budgets(
     ledger: &mut dyn Ledger,
     store: &Embedded,
-    keys: &KeyTable,
+    keys: impl Iterator<Item = Principal>,
 ) -> Result<(), LedgerError> {
     let ledger = RefCell::new(ledger);
     let mut failed = None;
-    for principal in keys.iter() {
+    for principal in keys {
         let account = principal.account;
         let broken = RefCell::new(None);
         store.restore_budgets(account, principal.digest, &principal.terms.scopes, &|key, model, since_ms| {

@@ -106,7 +106,7 @@ pub(super) fn restore(
     let mut ledger = ledger(config)?;
     let amount = Amount::parse_usd(usd).map_err(|e| anyhow::anyhow!("`usd`: {e}"))?;
     anyhow::ensure!(amount.is_positive(), "`usd` must be more than 0");
-    let rows = ledger.accounts()?;
+    let rows = ledger.accounts(None)?;
     let row = rows.iter().find(|row| row.name == name);
     let row = row.with_context(|| format!("there is no account `{name}`"))?;
     let new = ledger.restore(AccountId(row.id), amount, reference, reason, clock::unix_ms())?;

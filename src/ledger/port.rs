@@ -89,17 +89,49 @@ pub trait Ledger: Send {
     /// [`LedgerError::NoKey`] when there is none.
     fn end_key(&mut self, digest: KeyDigest, at_ms: i64, revoked: bool) -> Result<(), LedgerError>;
 
+    /// The latest change's number, and all keys as they were then: those of an account behind each other.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn key_base(&mut self) -> Result<(i64, Vec<KeyRecord>), LedgerError>;
+
+    /// Keys that changed after a number, or whose account's settings did, each as it is now with the number of its latest
+    /// change, in their order. One that changed twice comes once. When as many as `limit` come, there may be more behind
+    /// the last.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn changes_since(&mut self, number: i64, limit: u32) -> Result<Vec<(i64, KeyRecord)>, LedgerError>;
+
+    /// The first key whose digest begins with these bytes.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn key(&mut self, begins: &[u8]) -> Result<Option<KeyRecord>, LedgerError>;
+
     /// All keys, of one account or of all.
     ///
     /// # Errors
     /// [`LedgerError`] when the books cannot be read.
     fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError>;
 
-    /// All accounts, by name.
+    /// The account of that name.
+    ///
+    /// # Errors
+    /// [`LedgerError::NoAccount`] when there is none.
+    fn account(&mut self, name: &str) -> Result<AccountId, LedgerError>;
+
+    /// What an account has. Open holds are still in it.
     ///
     /// # Errors
     /// [`LedgerError`] when the books cannot be read.
-    fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError>;
+    fn balance(&mut self, account: AccountId) -> Result<Amount, LedgerError>;
+
+    /// All accounts, by name; or the one of that name.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the books cannot be read.
+    fn accounts(&mut self, name: Option<&str>) -> Result<Vec<AccountRow>, LedgerError>;
 
     /// The balance of every account, by name. Open holds are still in it.
     ///

@@ -19,10 +19,18 @@ use super::port::{
 };
 use super::stored::{CUSTOMER, CUSTOMER_ID_MIN, DAY_MS, HOUSE, HOUSE_KIND, kind_word, number, row};
 use crate::journal::Settled;
-use crate::settings::AccountSettings;
+use crate::settings::{AccountSettings, KeySettings};
 
 const SCHEMA: &str = include_str!("schema.sql");
 const SCHEMA_VERSION: i64 = 1;
+/// What every file has or gets, without a version of its own.
+const LATER: &str = include_str!("later.sql");
+/// What a key's row and its account say, for [`Records::read`].
+const RECORD: &str =
+    "SELECT k.digest, k.account, a.name, k.hint, k.settings, a.settings, k.created_ms, k.expires_ms,
+                             k.revoked_ms
+                      FROM api_key k JOIN account a ON a.id = k.account";
+
 /// A ledger in a file.
 pub struct Sqlite {
     connection: Connection,
@@ -90,6 +98,7 @@ impl Sqlite {
             }
             newer => return Err(LedgerError::TooNew(newer, SCHEMA_VERSION)),
         }
+        connection.execute_batch(LATER)?;
         Ok(Self { connection })
     }
 }
@@ -256,36 +265,66 @@ impl Ledger for Sqlite {
         if changed == 0 { Err(LedgerError::NoKey) } else { Ok(()) }
     }
 
-    fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError> {
+    fn key_base(&mut self) -> Result<(i64, Vec<KeyRecord>), LedgerError> {
+        // Keys as they were at that number, whoever writes meanwhile.
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
+        let latest = "SELECT coalesce(max(number), 0) FROM key_change";
+        let number = transaction.query_row(latest, [], |row| row.get(0))?;
+        let mut query = transaction.prepare(&format!("{RECORD} ORDER BY k.account"))?;
+        let mut records = Records::default();
+        let rows = query.query_map([], |row| records.read(row, 0))?;
+        Ok((number, rows.collect::<Result<_, _>>()?))
+    }
+
+    fn changes_since(&mut self, number: i64, limit: u32) -> Result<Vec<(i64, KeyRecord)>, LedgerError> {
         let mut query = self.connection.prepare_cached(
-            "SELECT k.digest, k.account, a.name, k.hint, k.settings, a.settings, k.created_ms, k.expires_ms,
+            "SELECT c.number, k.digest, k.account, a.name, k.hint, k.settings, a.settings, k.created_ms, k.expires_ms,
                     k.revoked_ms
-             FROM api_key k JOIN account a ON a.id = k.account
-             WHERE ?1 IS NULL OR a.name = ?1 ORDER BY a.name, k.created_ms",
+             FROM key_change c JOIN api_key k ON k.digest = c.digest JOIN account a ON a.id = k.account
+             WHERE c.number > ?1 ORDER BY c.number LIMIT ?2",
         )?;
-        let rows = query.query_map(params![account], |row| {
-            Ok(KeyRecord {
-                digest: KeyDigest(row.get(0)?),
-                account: AccountId(row.get(1)?),
-                account_name: row.get(2)?,
-                hint: row.get(3)?,
-                settings: from_json(row, 4)?,
-                account_settings: from_json(row, 5)?,
-                created_ms: row.get(6)?,
-                expires_ms: row.get(7)?,
-                revoked_ms: row.get(8)?,
-            })
-        })?;
+        let mut records = Records::default();
+        let rows = query.query_map(params![number, limit], |row| Ok((row.get(0)?, records.read(row, 1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError> {
-        let mut query = self.connection.prepare_cached(
+    fn key(&mut self, begins: &[u8]) -> Result<Option<KeyRecord>, LedgerError> {
+        let next = format!("{RECORD} WHERE k.digest >= ?1 ORDER BY k.digest LIMIT 1");
+        let mut query = self.connection.prepare_cached(&next)?;
+        let found = query.query_row(params![begins], |row| Records::default().read(row, 0)).optional()?;
+        Ok(found.filter(|key| key.digest.0.starts_with(begins)))
+    }
+
+    fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError> {
+        let query = match account {
+            Some(_) => format!("{RECORD} WHERE a.kind = {CUSTOMER} AND a.name = ?1 ORDER BY k.created_ms"),
+            None => format!("{RECORD} WHERE ?1 IS NULL ORDER BY a.name, k.created_ms"),
+        };
+        let mut query = self.connection.prepare_cached(&query)?;
+        let mut records = Records::default();
+        let rows = query.query_map(params![account], |row| records.read(row, 0))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    fn account(&mut self, name: &str) -> Result<AccountId, LedgerError> {
+        Ok(AccountId(account_id(&self.connection, name)?))
+    }
+
+    fn balance(&mut self, account: AccountId) -> Result<Amount, LedgerError> {
+        let mut query = self.connection.prepare_cached("SELECT posted FROM balance WHERE account = ?1")?;
+        let posted = query.query_row(params![account.0], |row| row.get(0)).optional()?;
+        Ok(Amount::from_nano(posted.unwrap_or_default()))
+    }
+
+    fn accounts(&mut self, name: Option<&str>) -> Result<Vec<AccountRow>, LedgerError> {
+        let which = if name.is_some() { "a.name = ?1" } else { "?1 IS NULL" };
+        let mut query = self.connection.prepare_cached(&format!(
             "SELECT a.id, a.name, b.posted, b.leased,
                     (SELECT count(*) FROM settlement s WHERE s.account = a.id), a.settings
-             FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name",
-        )?;
-        let rows = query.query_map([], |row| {
+             FROM account a JOIN balance b ON b.account = a.id
+             WHERE a.kind = {CUSTOMER} AND {which} ORDER BY a.name",
+        ))?;
+        let rows = query.query_map(params![name], |row| {
             Ok(AccountRow {
                 id: row.get(0)?,
                 name: row.get(1)?,
@@ -649,6 +688,50 @@ fn take_out(
 fn json<T: serde::Serialize>(value: &T) -> Result<String, LedgerError> {
     serde_json::to_string(value)
         .map_err(|e| LedgerError::Violation(format!("settings cannot be stored: {e}")))
+}
+
+/// Reads keys; what those in a row have in common is read once.
+#[derive(Default)]
+struct Records {
+    settings: Last<KeySettings>,
+    account_settings: Last<AccountSettings>,
+}
+
+impl Records {
+    /// A key's columns, as [`RECORD`] names them, from the column `at` on.
+    fn read(&mut self, row: &rusqlite::Row<'_>, at: usize) -> rusqlite::Result<KeyRecord> {
+        Ok(KeyRecord {
+            digest: KeyDigest(row.get(at)?),
+            account: AccountId(row.get(at + 1)?),
+            account_name: row.get(at + 2)?,
+            hint: row.get(at + 3)?,
+            settings: self.settings.read(row, at + 4)?,
+            account_settings: self.account_settings.read(row, at + 5)?,
+            created_ms: row.get(at + 6)?,
+            expires_ms: row.get(at + 7)?,
+            revoked_ms: row.get(at + 8)?,
+        })
+    }
+}
+
+/// What was read last, and the text that it was.
+#[derive(Default)]
+struct Last<T> {
+    text: String,
+    value: Option<T>,
+}
+
+impl<T: serde::de::DeserializeOwned + Clone> Last<T> {
+    fn read(&mut self, row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<T> {
+        let text = row.get_ref(column)?.as_str()?;
+        if let Some(value) = self.value.as_ref().filter(|_| self.text == text) {
+            return Ok(value.clone());
+        }
+        let value: T = from_json(row, column)?;
+        text.clone_into(&mut self.text);
+        self.value = Some(value.clone());
+        Ok(value)
+    }
 }
 
 fn from_json<T: serde::de::DeserializeOwned>(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<T> {

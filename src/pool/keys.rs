@@ -10,7 +10,8 @@
 //! since the base was made is in a **delta** beside it, whose principals are whole; a change copies the delta
 //! and not the base. When the delta grows, one base is made of both.
 //!
-//! Changes carry a number that grows ([`crate::fleet::keys`]); the embedded store makes its table anew each time.
+//! Changes carry a number that grows: see [`Ledger::changes_since`](crate::ledger::Ledger::changes_since), and
+//! [`crate::fleet::keys`] for how they reach all nodes.
 
 use std::collections::HashMap;
 use std::mem::size_of;
@@ -113,14 +114,8 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
-    /// A table of these keys, without those that are revoked or expired. A key whose settings cannot be
-    /// read is left out and reported: a limit that cannot be kept must not be no limit.
-    #[must_use]
-    pub fn new(records: Vec<KeyRecord>, now_ms: i64) -> Self {
-        Self::numbered(0, records, now_ms)
-    }
-
-    /// The same, of keys as they were after the change of this number.
+    /// A table of keys as they were after the change of this number, without those that are revoked or expired. A key
+    /// whose settings cannot be read is left out and reported: a limit that cannot be kept must not be no limit.
     #[must_use]
     pub fn numbered(number: i64, records: Vec<KeyRecord>, now_ms: i64) -> Self {
         let mut interner = Interner::default();
@@ -157,12 +152,18 @@ impl KeyTable {
     #[must_use]
     pub fn find(&self, key: &str, now_ms: i64) -> Option<Arc<Principal>> {
         let digest = digest(key);
-        let found = match self.delta.get(&digest) {
-            Some(changed) => changed.clone()?,
-            None => self.base.find(&digest)?,
-        };
+        let found = self.of(&digest)?;
         let same = bool::from(found.digest.0.ct_eq(&digest.0));
         (same && found.expires_ms.is_none_or(|at| now_ms < at)).then(|| Arc::new(found))
+    }
+
+    /// Whose key has this digest.
+    #[must_use]
+    pub fn of(&self, digest: &KeyDigest) -> Option<Principal> {
+        match self.delta.get(digest) {
+            Some(changed) => changed.clone(),
+            None => self.base.find(digest),
+        }
     }
 
     /// All of them.
@@ -408,7 +409,7 @@ mod tests {
     fn a_key_is_found_by_itself_until_it_expires() {
         let expiring = KeyRecord { expires_ms: Some(10), ..record("b", 2) };
         let revoked = KeyRecord { revoked_ms: Some(1), ..record("c", 3) };
-        let table = KeyTable::new(vec![record("a", 1), expiring, revoked], 5);
+        let table = KeyTable::numbered(0, vec![record("a", 1), expiring, revoked], 5);
         assert_eq!((finds(&table, "a"), finds(&table, "b")), (Some(AccountId(1)), Some(AccountId(2))));
         assert_eq!((finds(&table, "c"), finds(&table, "A")), (None, None));
         assert!(table.find("b", 9).is_some() && table.find("b", 10).is_none());
@@ -419,9 +420,9 @@ mod tests {
     fn a_key_whose_settings_make_no_sense_is_off() {
         let mut wrong = record("w", 1);
         wrong.settings.limits.rpm = Some(0);
-        let table = KeyTable::new(vec![wrong.clone(), record("a", 1)], 5);
+        let table = KeyTable::numbered(0, vec![wrong.clone(), record("a", 1)], 5);
         assert_eq!((finds(&table, "w"), finds(&table, "a")), (None, Some(AccountId(1))));
-        let table = KeyTable::new(vec![record("w", 1)], 5).changed(1, vec![wrong], 5);
+        let table = KeyTable::numbered(0, vec![record("w", 1)], 5).changed(1, vec![wrong], 5);
         assert_eq!(finds(&table, "w"), None, "also as a change");
     }
 
@@ -466,7 +467,8 @@ mod tests {
             record.settings.limits.rpm = Some(9);
             record
         };
-        let table = KeyTable::new(vec![record("a", 1), record("b", 2), limited("c"), limited("d")], 5);
+        let table =
+            KeyTable::numbered(0, vec![record("a", 1), record("b", 2), limited("c"), limited("d")], 5);
         let terms = |key| Arc::as_ptr(&table.find(key, 5).unwrap().terms);
         assert_eq!((terms("a"), terms("c")), (terms("b"), terms("d")));
         assert_ne!(terms("a"), terms("c"));

@@ -61,7 +61,7 @@ fn money_goes_from_free_to_leased_to_spent_and_back() {
         assert_eq!(ledger.post(boot, &[settled(1, account, 300, 100, 700)]).unwrap(), 1, "{name}");
         assert_eq!(ledger.leases(boot).unwrap(), [(account, Amount::from_nano(900))], "{name}");
         ledger.end_boot(boot).unwrap();
-        let row = ledger.accounts().unwrap().remove(0);
+        let row = ledger.accounts(None).unwrap().remove(0);
         assert_eq!((row.balance_nano, row.leased_nano, row.calls), (900, 0, 1), "{name}");
         let second = ledger.begin_boot(0).unwrap();
         assert!(second > boot, "{name}");
@@ -80,7 +80,7 @@ fn a_batch_posted_twice_is_booked_once() {
         let batch = [settled(1, account, 300, 100, 0), settled(2, account, 300, 900, 100)];
         assert_eq!(ledger.post(boot, &batch).unwrap(), 2, "{name}");
         assert_eq!(ledger.post(boot, &batch).unwrap(), 0, "{name}");
-        let row = ledger.accounts().unwrap().remove(0);
+        let row = ledger.accounts(None).unwrap().remove(0);
         assert_eq!(row.balance_nano, 1_000 - 100 - 300 - 100, "{name}: hold, excess; the shortfall is ours");
         ledger.verify().unwrap();
     }
@@ -96,7 +96,7 @@ fn on_one_machine_a_charge_beyond_the_lease_is_refused_whole() {
     ledger.lease_all(boot).unwrap();
     let batch = [settled(1, account, 50, 50, 0), settled(2, account, 90, 90, 0)];
     assert!(ledger.post(boot, &batch).is_err());
-    let row = ledger.accounts().unwrap().remove(0);
+    let row = ledger.accounts(None).unwrap().remove(0);
     assert_eq!((row.balance_nano, row.calls), (100, 0), "nothing of the batch");
     ledger.verify().unwrap();
 }
@@ -109,7 +109,7 @@ fn a_top_up_happens_once_per_reference() {
         assert!(ledger.transfer(&top_up(account, 100, "a")).unwrap(), "{name}");
         assert!(!ledger.transfer(&top_up(account, 100, "a")).unwrap(), "{name}");
         assert!(ledger.transfer(&top_up(account, 100, "b")).unwrap(), "{name}");
-        assert_eq!(ledger.accounts().unwrap().remove(0).balance_nano, 200, "{name}");
+        assert_eq!(ledger.accounts(None).unwrap().remove(0).balance_nano, 200, "{name}");
         let statement = ledger.statement("alpha", 10).unwrap();
         assert_eq!(statement.len(), 2, "{name}");
         assert!(matches!(ledger.statement("nobody", 10), Err(LedgerError::NoAccount(_))), "{name}");

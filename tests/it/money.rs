@@ -304,7 +304,7 @@ async fn a_panic_in_a_hook_settles_its_hold() {
     stop.stop();
     server.join().unwrap().unwrap();
     let mut ledger = tollgate::ledger::Sqlite::open_for_reading(&data.join("ledger.db")).unwrap();
-    let account = tollgate::ledger::Ledger::accounts(&mut ledger).unwrap().remove(0);
+    let account = tollgate::ledger::Ledger::accounts(&mut ledger, None).unwrap().remove(0);
     assert_eq!((account.name.as_str(), account.calls, account.leased_nano), ("alpha", 1, 0));
     assert!(tollgate::ledger::Ledger::verify(&mut ledger).is_ok());
 }

@@ -382,7 +382,7 @@ impl World {
         for settled in &self.queue {
             *unposted.entry(settled.account).or_default() += settled.settlement().charged().nano();
         }
-        for row in self.ledger.accounts().unwrap() {
+        for row in self.ledger.accounts(None).unwrap() {
             let oracle = self.oracle.get(&row.id).copied().unwrap_or_default();
             let waits = unposted.get(&row.id).copied().unwrap_or_default();
             let balance = oracle.came_in - oracle.went_out - oracle.charged;

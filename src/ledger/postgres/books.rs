@@ -243,14 +243,37 @@ impl Ledger for Postgres {
         })
     }
 
+    fn key_base(&mut self) -> Result<(i64, Vec<KeyRecord>), LedgerError> {
+        Self::key_base(self)
+    }
+
+    fn changes_since(&mut self, number: i64, limit: u32) -> Result<Vec<(i64, KeyRecord)>, LedgerError> {
+        Self::changes_since(self, number, limit)
+    }
+
+    fn key(&mut self, begins: &[u8]) -> Result<Option<KeyRecord>, LedgerError> {
+        self.within(async |t| keys::one(t, begins).await)
+    }
+
     fn keys(&mut self, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError> {
         self.within(async |t| keys::all(t, account).await)
     }
 
-    fn accounts(&mut self) -> Result<Vec<AccountRow>, LedgerError> {
+    fn account(&mut self, name: &str) -> Result<AccountId, LedgerError> {
+        self.within(async |t| Ok(AccountId(account_id(t, name).await?)))
+    }
+
+    fn balance(&mut self, account: AccountId) -> Result<Amount, LedgerError> {
+        let posted = "SELECT posted FROM balance WHERE account = $1";
+        let row = self.within(async |t| Ok(t.query_opt(posted, &[&account.0]).await?))?;
+        Ok(Amount::from_nano(row.map(|row| row.try_get(0)).transpose()?.unwrap_or_default()))
+    }
+
+    fn accounts(&mut self, name: Option<&str>) -> Result<Vec<AccountRow>, LedgerError> {
         let accounts = "SELECT a.id, a.name, b.posted, b.leased, b.calls, a.settings
-                        FROM account a JOIN balance b ON b.account = a.id ORDER BY a.name";
-        let rows = self.within(async |t| Ok(t.query(accounts, &[]).await?))?;
+                        FROM account a JOIN balance b ON b.account = a.id
+                        WHERE $1::text IS NULL OR a.name = $1 ORDER BY a.name";
+        let rows = self.within(async |t| Ok(t.query(accounts, &[&name]).await?))?;
         let account = |row: &tokio_postgres::Row| {
             Ok(AccountRow {
                 id: row.try_get(0)?,

@@ -92,6 +92,14 @@ impl Postgres {
     }
 }
 
+/// The first key whose digest begins with these bytes.
+pub(super) async fn one(t: &Transaction<'_>, begins: &[u8]) -> Result<Option<KeyRecord>, LedgerError> {
+    let next = format!("{RECORD} WHERE k.digest >= $1 ORDER BY k.digest LIMIT 1");
+    let row = t.query_opt(&t.prepare_cached(&next).await?, &[&begins]).await?;
+    let found = row.as_ref().map(record).transpose()?;
+    Ok(found.filter(|key| key.digest.0.starts_with(begins)))
+}
+
 /// Keys of one account, or of all.
 pub(super) async fn all(t: &Transaction<'_>, account: Option<&str>) -> Result<Vec<KeyRecord>, LedgerError> {
     let keys =

@@ -45,7 +45,7 @@ impl Store {
 async fn ten_thousand_at_once_over_three_nodes_hold_exactly_what_is_there() {
     let fleet = Fleet::start().await;
     let stores: Vec<Arc<Store>> = (0..3).map(|_| Arc::new(Store::start(&fleet))).collect();
-    let row = block_in_place(|| fleet.ledger().accounts()).unwrap().remove(0);
+    let row = block_in_place(|| fleet.ledger().accounts(None)).unwrap().remove(0);
     let account = AccountId(row.id);
     // Each has a tranche of its own to begin with: what is held here is given back.
     for store in &stores {

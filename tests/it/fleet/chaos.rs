@@ -662,7 +662,7 @@ impl World {
 
     /// No money is stuck anywhere: whoever has some is served, on any node, at once.
     async fn everybody_with_money_is_served(&mut self) -> Result<(), String> {
-        let rows = block_in_place(|| self.database.ledger().accounts()).expect("accounts");
+        let rows = block_in_place(|| self.database.ledger().accounts(None)).expect("accounts");
         for (_, name) in self.accounts.clone().iter() {
             let row = rows.iter().find(|row| row.name == *name).expect("the account");
             if row.balance_nano < HOLD_NANO_MAX {

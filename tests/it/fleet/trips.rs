@@ -118,7 +118,7 @@ fn all_are_known(verbs: &BTreeMap<String, usize>) {
 async fn a_hold_is_one_round_trip_to_redis_before_a_call_is_forwarded_and_one_after() {
     let fleet = Fleet::start().await;
     let store = Store::start(&fleet);
-    let account = AccountId(block_in_place(|| fleet.ledger().accounts()).unwrap()[0].id);
+    let account = AccountId(block_in_place(|| fleet.ledger().accounts(None)).unwrap()[0].id);
     let settle = async |ticket| {
         store.holds.settle(ticket, Charge { cost: Amount::from_nano(1000), ..Charge::default() }).await;
     };

@@ -388,7 +388,7 @@ impl World {
             "0",
             "seed {seed}, step {step}: nothing is paid late or given up"
         );
-        for row in self.ledger.accounts().unwrap() {
+        for row in self.ledger.accounts(None).unwrap() {
             let id = AccountId(row.id);
             let in_redis: i64 = self.redis.available.get(&id).copied().unwrap_or_default();
             // Of one whose end is booked first, only the rest is there still.
@@ -423,7 +423,7 @@ impl World {
             self.ledger.end_boot(node.boot).unwrap();
         }
         self.ledger.verify().unwrap();
-        for row in self.ledger.accounts().unwrap() {
+        for row in self.ledger.accounts(None).unwrap() {
             let id = AccountId(row.id);
             let charged = self.charged.get(&id).copied().unwrap_or_default();
             let came_in = self.came_in.get(&id).copied().unwrap_or_default();

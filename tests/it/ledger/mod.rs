@@ -64,7 +64,7 @@ fn first_epoch(ledger: &Postgres, boot: i64, shard: u16) -> Pool {
 
 /// What an account has: posted, leased.
 fn balance(ledger: &mut Postgres, account: AccountId) -> (i64, i64) {
-    let rows = ledger.accounts().unwrap();
+    let rows = ledger.accounts(None).unwrap();
     let row = rows.iter().find(|row| row.id == account.0).unwrap();
     (row.balance_nano, row.leased_nano)
 }

@@ -51,7 +51,7 @@ impl Fleet {
         let (began, mut ledger) = (Instant::now(), self.ledger());
         block_in_place(|| {
             loop {
-                let rows = ledger.accounts().expect("accounts");
+                let rows = ledger.accounts(None).expect("accounts");
                 let row = rows.into_iter().find(|row| row.name == name).expect("the account");
                 if row.calls >= calls {
                     return row;

@@ -407,7 +407,7 @@ impl Gateway {
     pub fn account(&self, name: &str, calls: i64) -> AccountRow {
         let began = Instant::now();
         loop {
-            let rows = self.ledger().accounts().expect("accounts");
+            let rows = self.ledger().accounts(None).expect("accounts");
             let row = rows.into_iter().find(|row| row.name == name).expect("the account");
             if row.calls >= calls {
                 return row;

@@ -35,7 +35,7 @@ impl Whole for Postgres {
     fn lease_rest(&mut self, boot: i64) -> Vec<(AccountId, Amount)> {
         assert_eq!(self.lease_free(boot).unwrap(), [], "nothing is leased unasked");
         let all = Wanted { least: Amount::MAX, most: Amount::MAX };
-        let rows = self.accounts().unwrap();
+        let rows = self.accounts(None).unwrap();
         let added = rows.iter().map(|row| {
             let account = AccountId(row.id);
             (account, self.lease_local(account, boot, all).unwrap().added)
