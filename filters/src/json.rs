@@ -4,7 +4,8 @@
 //! (number spelling, key order, unknown fields: prompt caches of providers depend on them). So it
 //! works on spans of the text instead of on a parsed tree.
 //!
-//! The scanner refuses what is nested too deep *before* a recursive parser sees it. It looks twice as far as it
+//! The scanner refuses what is nested too deep *before* a recursive parser sees it; of what [`members_taken`] lets a
+//! parser read first, which stops by itself at its own bound, nothing counts that is too deep. It looks twice as far as it
 //! has to only where it is asked to: [`members`] follows brackets and strings, [`sound_members`] validates on the
 //! way, which costs a fraction of a second reading. What is wrong with a text says [`check`], in `serde_json`'s words.
 
@@ -68,7 +69,7 @@ pub fn check(text: &[u8]) -> Result<&str, Malformed> {
 /// [`Malformed`] when brackets or strings do not close, nest too deep or are too many. A text that passes here
 /// may still be bad JSON inside its values: see [`check`].
 pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
-    all_members(Scan { text, at: 0, strict: false })
+    members_taken(text, false, |_, _| None)
 }
 
 /// The members of the object `text`, which is valid JSON from its first byte to its last.
@@ -76,18 +77,21 @@ pub fn members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
 /// # Errors
 /// [`Malformed`] for what [`check`] refuses, what nests deeper than [`DEPTH_MAX`] or has too many members.
 pub fn sound_members(text: &str) -> Result<Vec<Member<'_>>, Malformed> {
-    all_members(Scan { text, at: 0, strict: true })
+    members_taken(text, true, |_, _| None)
 }
 
-fn all_members(mut scan: Scan<'_>) -> Result<Vec<Member<'_>>, Malformed> {
-    let mut found = Vec::with_capacity(12);
-    scan.walk(|member| {
-        found.push(member);
-        found.len() <= MEMBERS_MAX
-    })?;
-    if found.len() > MEMBERS_MAX {
-        return Err(Malformed::TooMany);
-    }
+/// [`sound_members`] or [`members`], of which `take` may read some values itself: it is handed a name and the text from
+/// its value on, and answers how long a value was that it found to be valid JSON, or `None`.
+///
+/// # Errors
+/// Those of [`sound_members`] or [`members`], whatever was taken.
+pub fn members_taken<'a>(
+    text: &'a str,
+    sound: bool,
+    take: impl FnMut(&str, &'a str) -> Option<usize>,
+) -> Result<Vec<Member<'a>>, Malformed> {
+    let mut scan = Scan { text, at: 0, strict: sound };
+    let found = scan.members(take)?;
     scan.skip_space();
     if scan.at < scan.text.len() {
         return Err(Malformed::Syntax(format!("trailing characters at byte {}", scan.at)));
@@ -104,6 +108,41 @@ pub fn members_at<'a>(text: &'a str, span: &Range<usize>) -> Result<Vec<Member<'
     let moved = |range: Range<usize>| range.start + span.start..range.end + span.start;
     let found = members(inside)?.into_iter();
     Ok(found.map(|m| Member { key: m.key, value: moved(m.value), whole: moved(m.whole) }).collect())
+}
+
+/// The members of the object that `text` begins with, and how long it is.
+///
+/// # Errors
+/// As [`members`].
+pub fn first_members(text: &str) -> Result<(Vec<Member<'_>>, usize), Malformed> {
+    let mut scan = Scan { text, at: 0, strict: false };
+    let found = scan.members(|_, _| None)?;
+    Ok((found, scan.at))
+}
+
+/// The length of the value that `text` begins with.
+///
+/// # Errors
+/// [`Malformed`] where brackets or strings do not close.
+pub fn first_length(text: &str) -> Result<usize, Malformed> {
+    let mut scan = Scan { text, at: 0, strict: false };
+    scan.skip_value()?;
+    Ok(scan.at)
+}
+
+/// Hands each element of the list `text`, which is valid JSON, to `read`, with all that follows it; `read` answers how
+/// long it is.
+///
+/// # Errors
+/// What `read` says against an element.
+pub fn elements<'a, E>(text: &'a str, mut read: impl FnMut(&'a str) -> Result<usize, E>) -> Result<(), E> {
+    let mut rest = text.strip_prefix('[').unwrap_or_default().trim_ascii_start();
+    while !matches!(rest.as_bytes().first(), None | Some(b']')) {
+        let length = read(rest)?.max(1); // it ends, whatever the text is
+        rest = rest.get(length..).unwrap_or_default().trim_ascii_start();
+        rest = rest.strip_prefix(',').unwrap_or(rest).trim_ascii_start();
+    }
+    Ok(())
 }
 
 /// The bytes to cut so that some members of `text` are gone. A run of them at the head takes the comma behind it along,
@@ -128,12 +167,13 @@ pub fn find_in_prefix(text: &[u8], key: &str) -> Option<Range<usize>> {
     let text = std::str::from_utf8(text.get(..valid)?).ok()?;
     let mut found = None;
     // A cut text ends in an error: what was seen before it counts.
-    let _cut = Scan { text, at: 0, strict: false }.walk(|member| {
+    let each = |member: Member<'_>| {
         if member.key == key {
             found = Some(member.value);
         }
         found.is_none()
-    });
+    };
+    let _cut = Scan { text, at: 0, strict: false }.walk(|_, _| None, each);
     found
 }
 
@@ -145,8 +185,25 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Hands every member to `each` until it answers `false`.
-    fn walk(&mut self, mut each: impl FnMut(Member<'a>) -> bool) -> Result<(), Malformed> {
+    fn members(
+        &mut self,
+        take: impl FnMut(&str, &'a str) -> Option<usize>,
+    ) -> Result<Vec<Member<'a>>, Malformed> {
+        let mut found = Vec::with_capacity(12);
+        let each = |member| {
+            found.push(member);
+            found.len() <= MEMBERS_MAX
+        };
+        self.walk(take, each)?;
+        if found.len() > MEMBERS_MAX { Err(Malformed::TooMany) } else { Ok(found) }
+    }
+
+    /// Hands every member to `each` until it answers `false`; its value before to `take`, as [`members_taken`] says.
+    fn walk(
+        &mut self,
+        mut take: impl FnMut(&str, &'a str) -> Option<usize>,
+        mut each: impl FnMut(Member<'a>) -> bool,
+    ) -> Result<(), Malformed> {
         self.skip_space();
         if self.next() != Some(b'{') {
             return Err(Malformed::NotAnObject);
@@ -164,7 +221,11 @@ impl<'a> Scan<'a> {
             self.expect(b':')?;
             self.skip_space();
             let value_start = self.at;
-            self.skip_value()?;
+            let rest = self.text.get(value_start..).unwrap_or_default();
+            match take(&key, rest).filter(|length| is_shallow(rest.get(..*length).unwrap_or_default())) {
+                Some(length) => self.at += length,
+                None => self.skip_value()?,
+            }
             let value = value_start..self.at;
             self.skip_space();
             let end = self.next();
@@ -362,6 +423,12 @@ impl<'a> Scan<'a> {
     fn broken(&self, why: &str) -> Malformed {
         Malformed::Syntax(format!("{why} at byte {}", self.at))
     }
+}
+
+/// Whether a value is so short, or has so few brackets, that it cannot nest too deep.
+fn is_shallow(value: &str) -> bool {
+    value.len() < 2 * DEPTH_MAX
+        || memchr::memchr2_iter(b'{', b'[', value.as_bytes()).nth(DEPTH_MAX - 1).is_none()
 }
 
 /// Where in a string the next byte stands that is not just itself: a quote, a backslash or a control character.
@@ -586,6 +653,50 @@ mod tests {
             for text in [format!("{{\"a\":{inside}}}"), format!("{{{inside}}}"), format!("{{\"a\":[{inside}]}}")] {
                 prop_assert_eq!(sound_members(&text).is_ok(), check(text.as_bytes()).is_ok(), "{}", text);
             }
+        }
+
+        #[test]
+        fn what_is_taken_changes_nothing(
+            value in arb_json(),
+            deep in DEPTH_MAX - 3..DEPTH_MAX + 3,
+            at in any::<prop::sample::Index>(),
+            with in prop::sample::select(vec!["", "0", "\"", "\\", "{", "}", "[", "]", ",", " ", "\u{1}", "null"]),
+        ) {
+            let nested = format!("{}{value}{}", "[".repeat(deep), "]".repeat(deep));
+            for value in [value.to_string(), nested] {
+                let mut text = format!(r#"{{"a": {value} , "b":{value},"c":1}}"#);
+                let at = (0..=at.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap();
+                text.insert_str(at, with);
+                let take = |name: &str, rest: &str| {
+                    let mut read = serde_json::Deserializer::from_str(rest).into_iter::<Vec<IgnoredAny>>();
+                    read.next().filter(|read| read.is_ok() && name != "c").map(|_| read.byte_offset())
+                };
+                prop_assert_eq!(members_taken(&text, false, take), members(&text), "{}", text);
+                prop_assert_eq!(members_taken(&text, true, take), sound_members(&text), "{}", text);
+            }
+        }
+
+        #[test]
+        fn elements_are_those_that_serde_finds(values in prop::collection::vec(arb_json(), 0..4), space in "[ \n\t]{0,2}") {
+            let values: Vec<_> = values.iter().map(|value| format!("{value:#}")).collect();
+            let list = format!("[{space}{}{space}]", values.join(&format!("{space},{space}")));
+            let expected: Vec<&serde_json::value::RawValue> = serde_json::from_str(&list).unwrap();
+            let mut found = vec![];
+            elements(&list, |rest| {
+                let length = first_length(rest).unwrap();
+                found.push(rest.get(..length).unwrap());
+                if let Ok((members, end)) = first_members(rest) {
+                    prop_assert_eq!((Ok(members), end), (super::members(&rest[..length]), length));
+                }
+                Ok::<_, TestCaseError>(length)
+            })?;
+            prop_assert_eq!(found, expected.iter().map(|value| value.get()).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn elements_end_whatever_the_text_is(text in "\\[[\\[\\]{}\",:\\\\aé1 ]{0,30}") {
+            let _ = elements(&text, first_length);
+            let _ = elements(&text, |_| Ok::<_, ()>(0));
         }
 
         #[test]

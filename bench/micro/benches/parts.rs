@@ -73,6 +73,20 @@ fn chunk_read(bencher: Bencher) {
     bencher.bench_local(|| black_box(Operation::Chat.event(black_box(&event), &shape)));
 }
 
+/// A whole answer of some 900 bytes.
+#[bench]
+fn answer_read(bencher: Bencher) {
+    let text = &"lorem ipsum ".repeat(59)[..700];
+    let answer = format!(
+        r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"gpt-4o-mini-2024","choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":19,"completion_tokens":160,"prompt_tokens_details":{{"cached_tokens":8}}}},"system_fingerprint":"fp_1"}}"#
+    );
+    let facts = Operation::Chat.read(&request(1024)).unwrap();
+    let shape = Shape::new(&facts, "gpt-4o-mini", "req_1");
+    bencher
+        .counter(BytesCount::new(answer.len()))
+        .bench_local(|| black_box(Operation::Chat.whole(black_box(answer.as_bytes()), &shape)));
+}
+
 #[bench(args = [1 << 10, 64 << 10, 1 << 20, 10 << 20])]
 fn facts(bencher: Bencher, bytes: usize) {
     let body = Bytes::from(request(bytes));

@@ -6,8 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Deserializer as _, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::{Deserializer as _, Visitor};
 
 use super::object::Object;
 use crate::json::{self, Malformed};
@@ -106,7 +105,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Hands each object of the JSON list `text` to `visit`, one at a time: a list of a million tiny
+/// Hands each object of the list `text`, which is valid JSON, to `visit`, one at a time: a list of a million tiny
 /// objects must not become a million structs. What comes twice in one of them is the provider's business.
 ///
 /// # Errors
@@ -116,21 +115,16 @@ pub(super) fn each<'a>(
     malformed: impl FnOnce(String) -> Rejection,
     mut visit: impl FnMut(&Object<'a>) -> Result<(), Rejection>,
 ) -> Result<(), Rejection> {
-    let mut refused = None;
-    let listed = elements(text, |element| match Object::of(element) {
-        Ok(object) => {
-            visit(&object).map_err(|rejection| refused = Some(rejection)).map_err(|()| String::new())
-        }
-        Err(why) => Err(why.to_string()),
+    let listed = list(text).map_err(Err).and_then(|list| {
+        json::elements(list, |rest| {
+            let (object, length) = Object::first(rest).map_err(|why| Err(why.to_string()))?;
+            visit(&object).map_err(Ok).map(|()| length)
+        })
     });
-    match (refused, listed) {
-        (Some(rejection), _) => Err(rejection),
-        (None, Err(why)) => Err(malformed(why)),
-        (None, Ok(())) => Ok(()),
-    }
+    listed.map_err(|refused| refused.unwrap_or_else(malformed))
 }
 
-/// Hands the text of each element of the JSON list `text` to `visit`.
+/// Hands the text of each element of the list `text`, which is valid JSON, to `visit`.
 ///
 /// # Errors
 /// What `visit` says against an element, or why the text is no list.
@@ -138,30 +132,29 @@ pub(super) fn elements<'a>(
     text: &'a str,
     mut visit: impl FnMut(&'a str) -> Result<(), String>,
 ) -> Result<(), String> {
-    let mut refused = None;
-    let mut element = |raw: &'a RawValue| visit(raw.get()).map_err(|why| refused = Some(why)).is_ok();
-    let read = serde_json::Deserializer::from_str(text).deserialize_seq(Each { visit: &mut element });
-    refused.map_or_else(|| read.map_err(|why| why.to_string()), Err)
+    json::elements(list(text)?, |rest| {
+        let length = json::first_length(rest).map_err(|why| why.to_string())?;
+        visit(rest.get(..length).unwrap_or_default()).map(|()| length)
+    })
 }
 
-struct Each<'v, V> {
-    visit: &'v mut V,
+/// The text of a list; for what is none, why.
+fn list(text: &str) -> Result<&str, String> {
+    if text.starts_with('[') {
+        return Ok(text);
+    }
+    let read = serde_json::Deserializer::from_str(text).deserialize_seq(List);
+    Err(read.err().map_or_else(String::new, |why| why.to_string()))
 }
 
-impl<'de, V: FnMut(&'de RawValue) -> bool> Visitor<'de> for Each<'_, V> {
+/// Says what was expected where there is none.
+struct List;
+
+impl Visitor<'_> for List {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(element) = list.next_element()? {
-            if !(self.visit)(element) {
-                return Err(serde::de::Error::custom("refused"));
-            }
-        }
-        Ok(())
     }
 }
 

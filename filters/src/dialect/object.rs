@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::json::{self, Edit, Malformed, Member};
 
@@ -30,6 +29,16 @@ impl<'a> Object<'a> {
         Self::sound(std::str::from_utf8(text).ok()?).ok()
     }
 
+    /// One of the two, of which `take` may read some values itself: see [`json::members_taken`].
+    pub(super) fn read_taking(
+        text: &'a [u8],
+        sound: bool,
+        take: impl FnMut(&str, &'a str) -> Option<usize>,
+    ) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        Some(Self { text, members: json::members_taken(text, sound, take).ok()? })
+    }
+
     /// The object that is all of `text`, which has to be valid JSON.
     pub(super) fn sound(text: &'a str) -> Result<Self, Malformed> {
         Ok(Self { text, members: json::sound_members(text)? })
@@ -38,6 +47,12 @@ impl<'a> Object<'a> {
     /// The object that is all of `text`, whatever its members are.
     pub(super) fn of(text: &'a str) -> Result<Self, Malformed> {
         Ok(Self { text, members: json::members(text)? })
+    }
+
+    /// The object that `text` begins with, whatever its members are, and how long it is.
+    pub(super) fn first(text: &'a str) -> Result<(Self, usize), Malformed> {
+        let (members, length) = json::first_members(text)?;
+        Ok((Self { text: text.get(..length).unwrap_or_default(), members }, length))
     }
 
     /// Where the inside of a string stands, that is given as a part of this object's text, with its quotes. `None` for
@@ -100,6 +115,6 @@ fn renamed(text: &str, members: &[Member<'_>], public: &str) -> Vec<Edit> {
         m.key == "model" && text.get(m.value.clone()).unwrap_or_default().trim_matches('"') != public
     };
     let name =
-        |m: &Member<'_>| Edit { span: m.value.clone(), with: Value::from(public).to_string().into_bytes() };
+        |m: &Member<'_>| Edit { span: m.value.clone(), with: serde_json::to_vec(public).unwrap_or_default() };
     members.iter().filter(foreign).map(name).collect()
 }

@@ -4,19 +4,20 @@
 //! `whole_of` read both.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{DeserializeSeed, IgnoredAny};
 
 use super::super::fields::size;
 use super::super::object::Object;
 use super::super::{Kind, Piece, Shape};
 use super::error;
+use super::usage::{COMPLETION_NAMES, Report};
 use crate::json::{self, Edit};
 use crate::meter::{Produced, UsageReport};
 use crate::money::price::Tier;
 use crate::stream::sse::Event;
-use crate::stream::usage::{Reported, Usage, tokens};
 
 /// What a choice says, in a stream or whole.
 pub(super) trait Choice<'a>: Deserialize<'a> {
@@ -48,13 +49,15 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
     if data.trim_ascii() == b"[DONE]" {
         return Piece::of(Kind::Done);
     }
-    let Some(object) = Object::read(data) else { return Piece::of(Kind::Unreadable) };
+    let Some(Answer { object, choices, usage }) = Answer::<C>::read(data, false) else {
+        return Piece::of(Kind::Unreadable);
+    };
     if let Some(text) = error_in(&object, event.name.as_ref() == b"error") {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
     // Some servers report usage in an object of its own, without any choices.
-    let alone = object.value("choices").is_none() && object.value("usage").is_some();
-    let found = if alone { Some(vec![]) } else { choices::<C>(&object) };
+    let alone = object.value("choices").is_none() && usage.is_some();
+    let found = if alone { Some(vec![]) } else { choices };
     // Behind the commit even what is not understood passes, but not as if nobody had looked at it.
     let edits = edits(&object, shape, !shape.wants_usage);
     let Some(choices) = found else { return Piece { edits, ..Piece::of(Kind::Unreadable) } };
@@ -71,7 +74,7 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
     if let [only] = choices.as_slice() {
         piece.text = only.text().and_then(|text| object.inside(text));
     }
-    piece.usage = usage(&object);
+    piece.usage = usage;
     piece.tier = tier(&object);
     if choices.is_empty() && piece.usage.is_some() && !shape.wants_usage {
         piece.kind = Kind::UsageOnly;
@@ -80,11 +83,13 @@ pub(super) fn event_of<'a, C: Choice<'a>>(event: &'a Event, shape: &Shape) -> Pi
 }
 
 pub(super) fn whole_of<'a, C: Choice<'a>>(body: &'a [u8], shape: &Shape) -> Piece {
-    let Some(object) = Object::read_sound(body) else { return Piece::of(Kind::Unreadable) };
+    let Some(Answer { object, choices, usage }) = Answer::<C>::read(body, true) else {
+        return Piece::of(Kind::Unreadable);
+    };
     if let Some(text) = error_in(&object, false) {
         return Piece::of(Kind::Error(error::read_event(text)));
     }
-    let Some(choices) = choices::<C>(&object) else { return Piece::of(Kind::Unreadable) };
+    let Some(choices) = choices else { return Piece::of(Kind::Unreadable) };
     let mut piece = Piece::of(Kind::Meaningful);
     let mut said = false;
     for choice in &choices {
@@ -96,10 +101,44 @@ pub(super) fn whole_of<'a, C: Choice<'a>>(body: &'a [u8], shape: &Shape) -> Piec
         piece.kind = Kind::Opener;
     }
     piece.finished = shape.choices;
-    piece.usage = usage(&object);
+    piece.usage = usage;
     piece.tier = tier(&object);
     piece.edits = edits(&object, shape, false);
     piece
+}
+
+/// An answer or an event, read once: choices and usage on the way past them. Of two with one name the first counts.
+struct Answer<'a, C> {
+    object: Object<'a>,
+    /// `None` where there are none, or none that are understood.
+    choices: Option<Vec<C>>,
+    usage: Option<UsageReport>,
+}
+
+impl<'a, C: Choice<'a>> Answer<'a, C> {
+    fn read(text: &'a [u8], sound: bool) -> Option<Self> {
+        let (mut choices, mut report) = (None, None);
+        let object = Object::read_taking(text, sound, |name, value| match name {
+            "choices" if choices.is_none() => take(&mut choices, value, PhantomData::<Vec<C>>),
+            "usage" if report.is_none() => take(&mut report, value, Report(&COMPLETION_NAMES)),
+            _ => None,
+        })?;
+        let believed = report.flatten().flatten();
+        let reported = || believed.map_or(UsageReport::Unbelievable, UsageReport::Believable);
+        let usage = object.value("usage").map(|_| reported());
+        Some(Self { object, choices: choices.flatten(), usage })
+    }
+}
+
+/// Reads the value at the head of `text` into `place`; answers how long it is. `None` for what is not of its kind.
+fn take<'a, S: DeserializeSeed<'a>>(
+    place: &mut Option<Option<S::Value>>,
+    text: &'a str,
+    kind: S,
+) -> Option<usize> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    place.insert(kind.deserialize(&mut reader).ok()).as_ref()?;
+    Some(reader.into_iter::<IgnoredAny>().byte_offset())
 }
 
 /// The error in it: a member of that name, or the object itself where the event or its `type` says
@@ -109,15 +148,6 @@ pub(super) fn error_in<'a>(object: &Object<'a>, named: bool) -> Option<&'a str> 
         let says_so = named || object.value("type") == Some("\"error\"");
         says_so.then(|| object.text())
     })
-}
-
-fn choices<'a, C: Choice<'a>>(object: &Object<'a>) -> Option<Vec<C>> {
-    serde_json::from_str(object.value("choices")?).ok()
-}
-
-fn usage(object: &Object<'_>) -> Option<UsageReport> {
-    let value: Value = serde_json::from_str(object.value("usage")?).unwrap_or_default();
-    Some(read_usage(&value, &COMPLETION_NAMES).map_or(UsageReport::Unbelievable, UsageReport::Believable))
 }
 
 /// The tier that served. `auto` only repeats what was asked for.
@@ -184,7 +214,7 @@ struct Said<'a> {
     tool_calls: Option<Vec<ToolCall<'a>>>,
     #[serde(borrow)]
     function_call: Option<Function<'a>>,
-    audio: Option<serde::de::IgnoredAny>,
+    audio: Option<IgnoredAny>,
 }
 
 /// Text, or a list of parts of which only the size matters.
@@ -233,53 +263,6 @@ impl Said<'_> {
     }
 }
 
-/// What the parts of a usage report are called.
-pub(super) struct UsageNames {
-    pub(super) input: &'static str,
-    pub(super) input_details: &'static str,
-    pub(super) output: &'static str,
-    pub(super) output_details: &'static str,
-}
-
-/// Of chat and text completions.
-const COMPLETION_NAMES: UsageNames = UsageNames {
-    input: "prompt_tokens",
-    input_details: "prompt_tokens_details",
-    output: "completion_tokens",
-    output_details: "completion_tokens_details",
-};
-
-/// The input contains the cached and the audio tokens; the output contains reasoning.
-/// `None` when a count cannot be believed.
-pub(super) fn read_usage(usage: &Value, names: &UsageNames) -> Option<Reported> {
-    let detail = |group: &str, key: &str| match usage.get(group).and_then(|g| g.get(key)) {
-        None | Some(Value::Null) => Some(0),
-        Some(value) => tokens(value),
-    };
-    let prompt = match usage.get(names.input) {
-        Some(value) => tokens(value)?,
-        None => tokens(usage.get("total_tokens")?)?,
-    };
-    let output = match usage.get(names.output) {
-        None | Some(Value::Null) => 0,
-        Some(value) => tokens(value)?,
-    };
-    let cached = detail(names.input_details, "cached_tokens")?;
-    let written = detail(names.input_details, "cache_write_tokens")?;
-    let audio = detail(names.input_details, "audio_tokens")?;
-    let reasoning = detail(names.output_details, "reasoning_tokens")?;
-
-    // More parts than the whole: clamp one after the other, so that no line becomes negative.
-    let cache_read = cached.min(prompt);
-    let cache_write_5m = written.min(prompt - cache_read);
-    let audio_input = audio.min(prompt - cache_read - cache_write_5m);
-    let input = prompt - cache_read - cache_write_5m - audio_input;
-    let anomaly = (cache_read, cache_write_5m, audio_input) != (cached, written, audio) || reasoning > output;
-    let usage =
-        Usage { input, cache_read, cache_write_5m, cache_write_1h: 0, audio_input, output, reasoning };
-    Some(Reported::whole(&usage, anomaly))
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -287,6 +270,7 @@ mod tests {
 
     use super::*;
     use crate::stream::sse::Scanner;
+    use crate::stream::usage::Reported;
 
     fn shape(wants_usage: bool) -> Shape {
         Shape {
@@ -336,7 +320,7 @@ mod tests {
     }
 
     fn usage(text: &str) -> Option<Reported> {
-        read_usage(&serde_json::from_str(text).unwrap(), &COMPLETION_NAMES)
+        Report(&COMPLETION_NAMES).deserialize(&mut serde_json::Deserializer::from_str(text)).unwrap()
     }
 
     #[test]
@@ -452,6 +436,84 @@ mod tests {
         assert_eq!(piece.edits.len(), 1, "the model, and not the usage");
         for text in ["", "<html></html>", "{}", "[]", r#"{"choices":null}"#, "data: {}"] {
             assert_eq!(whole(text.as_bytes(), &shape(false)).kind, Kind::Unreadable, "{text}");
+        }
+    }
+
+    /// How choices and usage were read before: each by itself, of an object that had been passed over already.
+    fn read_by_parts(text: &[u8], sound: bool) -> Option<(Option<Vec<ChatChoice<'_>>>, Option<UsageReport>)> {
+        let object = if sound { Object::read_sound(text)? } else { Object::read(text)? };
+        let choices = object.value("choices").and_then(|text| serde_json::from_str(text).ok());
+        let usage = object.value("usage").map(|text| {
+            let report = Report(&COMPLETION_NAMES).deserialize(&mut serde_json::Deserializer::from_str(text));
+            report.ok().flatten().map_or(UsageReport::Unbelievable, UsageReport::Believable)
+        });
+        Some((choices, usage))
+    }
+
+    fn said(choices: Option<&Vec<ChatChoice<'_>>>) -> Option<Vec<String>> {
+        let of = |choice: &ChatChoice<'_>| {
+            let mut produced = Produced::default();
+            let says = choice.count(&mut produced);
+            format!("{says} {produced:?} {:?} {:?}", choice.finish_reason(), choice.text())
+        };
+        choices.map(|choices| choices.iter().map(of).collect())
+    }
+
+    fn answers() -> impl Strategy<Value = Vec<u8>> {
+        let deep =
+            |levels: usize| format!(r#""choices":[{{"x":{}{}}}]"#, "[".repeat(levels), "]".repeat(levels));
+        let mut members: Vec<String> = [
+            r#""choices":[]"#,
+            r#""choices":null"#,
+            r#""choices":{}"#,
+            r#""choices":[{"delta":{"content":"a\nb"},"finish_reason":null}]"#,
+            r#""choices": [ {"message":{"content":"abc","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]},"finish_reason":"stop"} , {"x":[{}]} ] "#,
+            r#""choices":[{"message":{"content":[{"text":"a"}],"refusal":"\ud800"}}]"#,
+            r#""choices":[{"finish_reason":1}]"#,
+            r#""choices":[{"finish_reason":"a","finish_reason":"b"}]"#,
+            r#""choices":[[null,{"content":"x"},"stop"]]"#,
+            r#""cho\u0069ces":[{"delta":{"reasoning":"x"}}]"#,
+            r#""usage":null"#,
+            r#""usage":{}"#,
+            r#""usage":[1]"#,
+            r#""usage":{"prompt_tokens":10.0,"completion_tokens":"5","cost":1e3}"#,
+            r#""usage":{"prompt_tokens":1,"cost":1e400}"#,
+            r#""usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}"#,
+            r#""error":null"#,
+            r#""error":{"message":"busy"}"#,
+            r#""model":"up-a""#,
+            r#""service_tier":"flex""#,
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        members.extend([json::DEPTH_MAX - 4, json::DEPTH_MAX - 3, json::DEPTH_MAX - 2, 200].map(deep));
+        let whole = prop::collection::vec(prop::sample::select(members), 0..5)
+            .prop_map(|members| format!("{{{}}}", members.join(",")).into_bytes());
+        let fault = prop::option::of((
+            any::<prop::sample::Index>(),
+            prop::sample::select(b"\"\\{}[],:0e \n\x01\xff".to_vec()),
+        ));
+        (whole, fault).prop_map(|(mut text, fault)| {
+            match fault {
+                Some((at, b'0')) => text.truncate(at.index(text.len())),
+                Some((at, byte)) => text.insert(at.index(text.len()), byte),
+                None => {}
+            }
+            text
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn an_answer_read_once_says_what_its_parts_say(text in answers()) {
+            for sound in [false, true] {
+                let found = Answer::<ChatChoice<'_>>::read(&text, sound);
+                let found = found.map(|answer| (said(answer.choices.as_ref()), answer.usage));
+                let parts = read_by_parts(&text, sound).map(|(choices, usage)| (said(choices.as_ref()), usage));
+                prop_assert_eq!(found, parts, "{}", String::from_utf8_lossy(&text));
+            }
         }
     }
 

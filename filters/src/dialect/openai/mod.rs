@@ -12,3 +12,4 @@ pub(super) mod fold;
 pub mod request;
 pub mod responses;
 mod sequences;
+mod usage;

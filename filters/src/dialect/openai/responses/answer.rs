@@ -5,13 +5,15 @@
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde::de::DeserializeSeed as _;
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::super::super::object::Object;
 use super::super::super::{Kind, Piece, Shape};
-use super::super::answer::{UsageNames, error_in, read_usage, tier};
+use super::super::answer::{error_in, tier};
 use super::super::error;
+use super::super::usage::{RESPONSE_NAMES, Report};
 use super::items::{Item, Part, says};
 use crate::json as text;
 use crate::meter::{Produced, UsageReport};
@@ -19,13 +21,6 @@ use crate::stream::sse::Event;
 use crate::stream::usage::{Reported, Standing};
 use crate::verdict::{Rejection, UpstreamError};
 
-/// Of responses.
-const USAGE_NAMES: UsageNames = UsageNames {
-    input: "input_tokens",
-    input_details: "input_tokens_details",
-    output: "output_tokens",
-    output_details: "output_tokens_details",
-};
 /// Fields in which the end of a part repeats it.
 const REPEATED: [&str; 5] = ["text", "refusal", "arguments", "input", "code"];
 
@@ -169,8 +164,8 @@ impl Piece {
     fn take_from(&mut self, response: &Object<'_>) {
         self.tier = tier(response);
         let Some(usage) = response.value("usage") else { return };
-        let usage: Value = serde_json::from_str(usage).unwrap_or_default();
-        let reported = read_usage(&usage, &USAGE_NAMES);
+        let report = Report(&RESPONSE_NAMES).deserialize(&mut serde_json::Deserializer::from_str(usage));
+        let reported = report.ok().flatten();
         // It comes at the end, when there is no more to use.
         let reported = reported.map(|reported| Reported { standing: Standing::Final, ..reported });
         self.usage = Some(reported.map_or(UsageReport::Unbelievable, UsageReport::Believable));
@@ -180,6 +175,7 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::Value;
 
     use super::*;
     use crate::stream::sse::Scanner;
