@@ -7,6 +7,7 @@
 use filters::ids::AccountId;
 use filters::money::{Amount, Settlement};
 use filters::stream::usage::Usage;
+use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
 /// The longest payload that is written or believed, in bytes.
@@ -43,7 +44,7 @@ pub enum Record {
 
 /// A record as it is written while somebody else has it: variant for variant what [`Record`] is.
 #[derive(Serialize)]
-pub(super) enum Lent<'a> {
+pub(crate) enum Lent<'a> {
     Hold(&'a Hold),
     #[expect(dead_code, reason = "it takes the place that progress has in a record")]
     Progress,
@@ -174,7 +175,7 @@ impl Lent<'_> {
     ///
     /// # Errors
     /// [`BadFrame::Damaged`] when it is too long to be read again.
-    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), BadFrame> {
         append(self, out)
     }
 }
@@ -244,13 +245,46 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), BadFrame> {
 }
 
 fn append(record: &impl Serialize, out: &mut Vec<u8>) -> Result<(), BadFrame> {
-    let payload = postcard::to_stdvec(record).map_err(|_| BadFrame::Damaged)?;
+    let from = out.len();
+    let framed = append_frame(record, out, from);
+    if framed.is_err() {
+        out.truncate(from);
+    }
+    framed
+}
+
+/// The same; what an error leaves behind `from` is nothing.
+fn append_frame(record: &impl Serialize, out: &mut Vec<u8>, from: usize) -> Result<(), BadFrame> {
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    postcard::serialize_with_flavor(record, Tail(out)).map_err(|_| BadFrame::Damaged)?;
+    let frame = out.get_mut(from..).ok_or(BadFrame::Damaged)?;
+    let (front, payload) = frame.split_at_mut_checked(HEADER_BYTES).ok_or(BadFrame::Damaged)?;
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(BadFrame::Damaged);
     }
-    out.extend_from_slice(&header(&payload)?);
-    out.extend_from_slice(&payload);
+    front.copy_from_slice(&header(payload)?);
     Ok(())
+}
+
+/// Where a payload is written to: behind what is there.
+struct Tail<'a>(&'a mut Vec<u8>);
+
+impl Flavor for Tail<'_> {
+    type Output = ();
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
 }
 
 fn header(payload: &[u8]) -> Result<[u8; HEADER_BYTES], BadFrame> {
@@ -375,6 +409,38 @@ mod tests {
                 assert_eq!(settled.lent().frame(&mut room[..short]), Err(BadFrame::Damaged), "{short}");
             }
         }
+    }
+
+    #[test]
+    fn a_frame_is_put_behind_what_is_there_and_one_that_is_too_long_leaves_nothing() {
+        let record = |model: usize| {
+            Record::Settled(Settled {
+                id: 7,
+                account: 1,
+                request: "r".into(),
+                model: "m".repeat(model),
+                endpoint: "e".into(),
+                attempts: 2,
+                parts: [5, 4, 1, 0, 0],
+                provider_cost: 3,
+                abandoned: 0,
+                key: [3; 32],
+                held_ms: 9,
+                price_version: 4,
+                tokens: [1, 2, 3, 4, 5, 6, 7],
+                estimated: true,
+                anomaly: false,
+                at_ms: 11,
+                pool: None,
+            })
+        };
+        let mut out = b"there".to_vec();
+        encode(&record(300), &mut out).unwrap();
+        let payload = postcard::to_stdvec(&record(300)).unwrap();
+        let expected = [b"there".as_slice(), &header(&payload).unwrap(), &payload].concat();
+        assert_eq!(out, expected);
+        assert_eq!(encode(&record(PAYLOAD_BYTES_MAX), &mut out), Err(BadFrame::Damaged));
+        assert_eq!(out, expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Windows are instants: a day is from midnight to midnight *there*, so that it has 23 or 25 hours when
 //! the clocks change.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use jiff::tz::TimeZone;
@@ -10,6 +11,32 @@ use jiff::{Timestamp, ToSpan as _};
 use serde::{Deserialize, Serialize};
 
 use crate::money::Amount;
+
+/// Windows that a thread remembers: the last one of each period and zone. Of more the one found first makes room.
+const SEEN_MAX: usize = 8;
+
+thread_local! {
+    /// Most instants are in the window that the one before was in, and a calendar takes its time to say which.
+    static SEEN: RefCell<Vec<Seen>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A window that was found. It is that of every instant in it, for good: zones are compiled in.
+struct Seen {
+    period: Period,
+    zone: Zone,
+    windows: Windows,
+}
+
+/// A window, and when the one before begins; in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// When the window before begins.
+    pub before_ms: i64,
+    /// When this one begins.
+    pub begins_ms: i64,
+    /// When it ends: the first instant that is not in it.
+    pub ends_ms: i64,
+}
 
 /// A cap on what may be spent in each window.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +102,39 @@ impl Budget {
     /// calendar reaches are in a window without end.
     #[must_use]
     pub fn window(&self, unix_ms: i64) -> (i64, i64) {
-        self.find(unix_ms).unwrap_or((i64::MIN, i64::MAX))
+        let Windows { begins_ms, ends_ms, .. } = self.windows(unix_ms);
+        (begins_ms, ends_ms)
+    }
+
+    /// The same, and when the window before it begins.
+    #[must_use]
+    pub fn windows(&self, unix_ms: i64) -> Windows {
+        SEEN.with_borrow_mut(|seen| {
+            let of_these = |seen: &Seen| seen.period == self.period && seen.zone.is_named_as(&self.zone);
+            let place = seen.iter().position(of_these);
+            if let Some(seen) = place.and_then(|place| seen.get(place))
+                && (seen.windows.begins_ms..seen.windows.ends_ms).contains(&unix_ms)
+            {
+                return seen.windows;
+            }
+            let (windows, is_found) = self.look_up(unix_ms);
+            if is_found {
+                if place.is_some() || seen.len() == SEEN_MAX {
+                    let _replaced = seen.remove(place.unwrap_or_default());
+                }
+                seen.push(Seen { period: self.period, zone: self.zone.clone(), windows });
+            }
+            windows
+        })
+    }
+
+    /// As the calendar says, and whether it reaches so far.
+    fn look_up(&self, unix_ms: i64) -> (Windows, bool) {
+        let endless = (i64::MIN, i64::MAX);
+        let found = self.find(unix_ms);
+        let (begins_ms, ends_ms) = found.unwrap_or(endless);
+        let before_ms = self.find(begins_ms.saturating_sub(1)).unwrap_or(endless).0;
+        (Windows { before_ms, begins_ms, ends_ms }, found.is_some())
     }
 
     fn find(&self, unix_ms: i64) -> Option<(i64, i64)> {
@@ -136,6 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn an_instant_that_no_calendar_reaches_is_not_remembered() {
+        let utc = budget(Period::Day, "UTC");
+        let endless = Windows { before_ms: i64::MIN, begins_ms: i64::MIN, ends_ms: i64::MAX };
+        assert_eq!(utc.windows(i64::MAX), endless);
+        assert_eq!(
+            utc.windows(86_400_000),
+            Windows { before_ms: 0, begins_ms: 86_400_000, ends_ms: 2 * 86_400_000 }
+        );
+        assert_eq!(utc.windows(i64::MIN), endless);
+    }
+
+    #[test]
+    fn a_thread_remembers_no_more_windows_than_it_may() {
+        for zone in ["UTC", "Asia/Tokyo", "Europe/Berlin", "Africa/Cairo", "America/Havana"] {
+            for period in [Period::Day, Period::Month] {
+                let _window = budget(period, zone).windows(0);
+            }
+        }
+        assert_eq!(SEEN.with_borrow(Vec::len), SEEN_MAX);
+    }
+
+    #[test]
     fn an_unknown_zone_is_none() {
         assert!(Zone::find("Mars/Olympus").is_none());
     }
@@ -152,6 +233,30 @@ mod tests {
             prop_assert!(begin <= unix_ms && unix_ms < end);
             prop_assert_eq!(budget.window(end).0, end);
             prop_assert_eq!(budget.window(begin - 1).1, begin);
+        }
+
+        #[test]
+        fn what_is_remembered_is_what_the_calendar_says(
+            // From 2015 to 2040, all over the place and close to each other, in more zones than are remembered.
+            asked in prop::collection::vec(
+                (1_420_000_000_000_i64..2_208_000_000_000, -100_000_000_i64..100_000_000, any::<bool>(), prop::sample::select(vec![
+                    "UTC", "Asia/Tokyo", "Europe/Berlin", "America/Sao_Paulo", "Africa/Cairo", "America/Havana",
+                    "Atlantic/Azores", "Australia/Lord_Howe", "America/Nuuk", "Asia/Beirut", "Pacific/Apia",
+                ])),
+                1..40,
+            ),
+        ) {
+            for (unix_ms, apart_ms, month, zone) in asked {
+                let budget = budget(if month { Period::Month } else { Period::Day }, zone);
+                for at in [unix_ms, unix_ms + apart_ms, unix_ms, unix_ms + 1] {
+                    let (begins_ms, ends_ms) = budget.find(at).unwrap();
+                    let before_ms = budget.find(begins_ms - 1).unwrap().0;
+                    prop_assert_eq!(budget.windows(at), Windows { before_ms, begins_ms, ends_ms });
+                    for edge in [before_ms, begins_ms - 1, begins_ms, ends_ms - 1, ends_ms] {
+                        prop_assert_eq!(budget.window(edge), budget.find(edge).unwrap());
+                    }
+                }
+            }
         }
 
         #[test]

@@ -1,20 +1,18 @@
 //! Admission: revocation, all limits and the hold, in one call.
 
-use std::fmt::{self, Display};
 use std::time::Duration;
 
-use data_encoding::HEXLOWER;
 use filters::ids::{AccountId, KeyDigest};
-use filters::limit::budget::{Budget, Period};
+use filters::limit::budget::{Budget, Period, Windows};
 use filters::limit::{Kind, Limits, Over, Scopes, Standing};
 use filters::money::Amount;
 use filters::purse::Standings;
 
 use super::node::Lane;
 use super::pools::Fence;
-use super::words::Words;
+use super::words::{Words, put_hex, put_number};
 use super::{AMOUNT_MAX, Answer, Redis, RedisError, money, shard_of};
-use crate::journal::record::{self, Record};
+use crate::journal::record::Lent;
 use crate::journal::{Hold, Pool};
 
 /// Lua counts tokens in doubles, which are exact up to here, and a minute's sum has room above it.
@@ -127,25 +125,12 @@ impl Redis {
     /// # Errors
     /// [`RedisDeny`]; nothing was placed, unless it says [`RedisDeny::TimedOut`].
     pub async fn admit(&self, admission: &Admission<'_>) -> Result<Admitted, RedisDeny> {
-        let hold = admission.hold;
-        let account = AccountId(hold.account);
-        let shard = shard_of(account);
+        let shard = shard_of(AccountId(admission.hold.account));
         if admission.pool.shard != shard {
             return Err(RedisError::NoSuch.into());
         }
         let parts = parts_of(admission);
-        let mut words =
-            Words::with_capacity(WORDS + parts.len() * PART_WORDS, BYTES + parts.len() * PART_BYTES);
-        words.show(admission.pool.epoch);
-        words.show(hold_name(hold.id));
-        words.show(money(Amount::from_nano(hold.amount.max(0))).ok_or(RedisError::NoSuch)?);
-        words.show(hold.account);
-        words.show(admission.boot);
-        words.show(admission.lifetime.as_millis());
-        words.show(HEXLOWER.encode_display(&hold.key));
-        words.push_with(|out| record_of(admission, out))?;
-        words.push(hold.model.as_bytes());
-        parts.iter().for_each(|part| part.write(admission, &mut words));
+        let words = words_of(admission, &parts)?;
         let answer = self.ask(Lane::Request, shard, "admit", &words).await?;
         read(answer, admission, &parts)
     }
@@ -161,12 +146,15 @@ impl Redis {
         spent: Amount,
     ) -> Result<(), RedisError> {
         let UnknownBudget { scope, period, begins_ms, ends_ms } = budget;
-        let name = format!("{}:{}", scope.name(account), Window(*period, *begins_ms));
-        let key = format!("{}:b:{name}", self.base(shard_of(account)));
+        let base = self.base(shard_of(account));
+        let mut key = format!("{base}:b:").into_bytes();
+        scope.name(account).put(&mut key);
+        key.push(b':');
+        Window(*period, *begins_ms).put(&mut key);
         let mut cmd = redis::cmd("SET");
         let spent = spent.clamp(Amount::ZERO, AMOUNT_MAX).nano();
-        cmd.arg(&key).arg(spent).arg("PXAT").arg(kept_until(*begins_ms, *ends_ms)).arg("NX");
-        self.command(Lane::Background, &key, &cmd).await.map(|_| ())
+        cmd.arg(key.as_slice()).arg(spent).arg("PXAT").arg(kept_until(*begins_ms, *ends_ms)).arg("NX");
+        self.command(Lane::Background, &base, &cmd).await.map(|_| ())
     }
 
     /// Adds to budgets what was spent elsewhere, for a call that a node paid from money of its own. Budgets that
@@ -181,10 +169,10 @@ impl Redis {
         spent: Amount,
     ) -> Result<(), RedisError> {
         let mut words = Words::default();
-        words.show(money(spent).ok_or(RedisError::NoSuch)?);
+        words.number(money(spent).ok_or(RedisError::NoSuch)?);
         for budget in budgets {
-            words.show(budget.scope.name(account));
-            words.show(Window(budget.period, budget.begins_ms));
+            words.put(|out| budget.scope.name(account).put(out));
+            words.put(|out| Window(budget.period, budget.begins_ms).put(out));
         }
         self.ask(Lane::Background, shard_of(account), "spent", &words).await?.good().map(|_| ())
     }
@@ -253,13 +241,24 @@ impl Of<'_> {
 /// A scope's part of a key's name.
 struct Name<'a>(Of<'a>, AccountId);
 
-impl Display for Name<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(of, account) = self;
+impl Name<'_> {
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self(of, AccountId(account)) = self;
         match of {
-            Of::Key(digest) => write!(f, "k{}", HEXLOWER.encode_display(&digest.0)),
-            Of::Account => write!(f, "a{account}"),
-            Of::Model(model) => write!(f, "m{account}:{model}"),
+            Of::Key(digest) => {
+                out.push(b'k');
+                put_hex(out, &digest.0);
+            }
+            Of::Account => {
+                out.push(b'a');
+                put_number(out, *account);
+            }
+            Of::Model(model) => {
+                out.push(b'm');
+                put_number(out, *account);
+                out.push(b':');
+                out.extend_from_slice(model.as_bytes());
+            }
         }
     }
 }
@@ -267,15 +266,33 @@ impl Display for Name<'_> {
 /// A window's part of a key's name.
 struct Window(Period, i64);
 
-impl Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Window {
+    fn put(&self, out: &mut Vec<u8>) {
         let Self(period, begins_ms) = self;
-        let period = match period {
-            Period::Day => 'd',
-            Period::Month => 'm',
-        };
-        write!(f, "{period}{begins_ms}")
+        out.push(match period {
+            Period::Day => b'd',
+            Period::Month => b'm',
+        });
+        put_number(out, *begins_ms);
     }
+}
+
+/// As `verbs.admit` in `library.lua` reads it.
+fn words_of(admission: &Admission<'_>, parts: &[Part<'_>]) -> Result<Words, RedisError> {
+    let hold = admission.hold;
+    let mut words = Words::with_capacity(WORDS + parts.len() * PART_WORDS, BYTES + parts.len() * PART_BYTES);
+    words.number(admission.pool.epoch);
+    words.hex(&hold.id.to_be_bytes());
+    words.number(money(Amount::from_nano(hold.amount.max(0))).ok_or(RedisError::NoSuch)?);
+    words.number(hold.account);
+    words.number(admission.boot);
+    words.number(admission.lifetime.as_millis());
+    words.hex(&hold.key);
+    let record = Lent::PooledHold(admission.pool, hold);
+    words.try_put(|out| record.encode(out).map_err(|_| RedisError::NoSuch))?;
+    words.push(hold.model.as_bytes());
+    parts.iter().for_each(|part| part.write(admission, &mut words));
+    Ok(words)
 }
 
 impl Part<'_> {
@@ -289,23 +306,22 @@ impl Part<'_> {
         };
         // More tokens than a minute has take the whole minute.
         let tokens = tokens_per_minute.map_or(admission.tokens, |limit| admission.tokens.min(limit));
-        words.show(Name(self.scope, AccountId(admission.hold.account)));
+        words.put(|out| Name(self.scope, AccountId(admission.hold.account)).put(out));
         words.push(model.as_bytes());
-        words.show_some(number(*requests_per_minute));
-        words.show_some(number(*tokens_per_minute));
-        words.show_some(number(Some(tokens)));
-        words.show_some(number(*concurrency));
-        words.show(budgets.len());
+        words.number_if(number(*requests_per_minute));
+        words.number_if(number(*tokens_per_minute));
+        words.number_if(number(Some(tokens)));
+        words.number_if(number(*concurrency));
+        words.number(budgets.len());
         for budget in budgets {
-            let (begins_ms, ends_ms) = budget.window(admission.hold.at_ms);
-            let before = budget.window(begins_ms.saturating_sub(1)).0;
+            let Windows { before_ms, begins_ms, ends_ms } = budget.windows(admission.hold.at_ms);
             // What may be spent already so that this call still fits; nothing at all when it is too much alone.
             let room = budget.amount.checked_sub(Amount::from_nano(admission.hold.amount.max(0)));
             let room = room.filter(|room| *room >= Amount::ZERO).map(|room| room.min(AMOUNT_MAX));
-            words.show(Window(budget.period, begins_ms));
-            words.show(Window(budget.period, before));
-            words.show_some(room.map(Amount::nano));
-            words.show(kept_until(begins_ms, ends_ms));
+            words.put(|out| Window(budget.period, begins_ms).put(out));
+            words.put(|out| Window(budget.period, before_ms).put(out));
+            words.number_if(room.map(Amount::nano));
+            words.number(kept_until(begins_ms, ends_ms));
         }
     }
 }
@@ -389,17 +405,123 @@ fn standings(answer: &mut Answer, scopes: &Scopes) -> Result<Standings, RedisErr
     Ok((tighter(key.0, account.0), tighter(key.1, account.1)))
 }
 
-fn record_of(admission: &Admission<'_>, out: &mut Vec<u8>) -> Result<(), RedisError> {
-    let hold = Hold { pool: Some(admission.pool), ..admission.hold.clone() };
-    record::encode(&Record::of_hold(hold), out).map_err(|_| RedisError::NoSuch)
-}
-
 /// A counter is kept for one more window than its own, so that the next one knows that nothing came before it.
 fn kept_until(begins_ms: i64, ends_ms: i64) -> i64 {
     ends_ms.saturating_add(ends_ms.saturating_sub(begins_ms)).min(END_MS_MAX)
 }
 
-/// A hold's name in Redis.
-pub(super) fn hold_name(id: u128) -> impl Display {
-    fmt::from_fn(move |f| write!(f, "{id:032x}"))
+#[cfg(test)]
+mod tests {
+    use std::fmt::{self, Display};
+
+    use data_encoding::HEXLOWER;
+    use filters::limit::budget::Zone;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::journal::record::{self, Record};
+
+    /// The words of an admission as they were when each was displayed; the calendar is asked for each window.
+    fn displayed(admission: &Admission<'_>) -> Vec<Vec<u8>> {
+        let Admission { hold, pool, boot, models, scopes, tokens, lifetime } = *admission;
+        let mut words: Vec<Vec<u8>> = vec![];
+        let mut show = |word: &dyn Display| words.push(word.to_string().into_bytes());
+        show(&pool.epoch);
+        show(&format_args!("{:032x}", hold.id));
+        show(&hold.amount.max(0));
+        show(&hold.account);
+        show(&boot);
+        show(&lifetime.as_millis());
+        show(&HEXLOWER.encode_display(&hold.key));
+        let mut frame = vec![];
+        record::encode(&Record::of_hold(Hold { pool: Some(pool), ..hold.clone() }), &mut frame).unwrap();
+        words.push(frame);
+        words.push(hold.model.clone().into_bytes());
+        let account = hold.account;
+        let mut of = vec![
+            (format!("k{}", HEXLOWER.encode(&hold.key)), "", &scopes.key),
+            (format!("a{account}"), "", &scopes.account),
+        ];
+        for (index, model) in models.iter().enumerate() {
+            if let Some(limits) = scopes.models.get(model).filter(|_| !models[..index].contains(model)) {
+                of.push((format!("m{account}:{model}"), model, limits));
+            }
+        }
+        for (name, model, limits) in of {
+            let number = |limit: Option<u64>| limit.map_or(String::new(), |n| n.min(TOKENS_MAX).to_string());
+            let taken = limits.tokens_per_minute.map_or(tokens, |limit| tokens.min(limit));
+            let mut show = |word: &dyn Display| words.push(word.to_string().into_bytes());
+            show(&name);
+            show(&model);
+            show(&number(limits.requests_per_minute));
+            show(&number(limits.tokens_per_minute));
+            show(&number(Some(taken)));
+            show(&number(limits.concurrency));
+            show(&limits.budgets.len());
+            for budget in &limits.budgets {
+                let letter = if budget.period == Period::Day { 'd' } else { 'm' };
+                let (begins_ms, ends_ms) = budget.window(hold.at_ms);
+                let before = budget.window(begins_ms.saturating_sub(1)).0;
+                let room = budget.amount.nano().checked_sub(hold.amount.max(0)).filter(|room| *room >= 0);
+                show(&format_args!("{letter}{begins_ms}"));
+                show(&format_args!("{letter}{before}"));
+                show(&fmt::from_fn(|f| {
+                    room.map_or(Ok(()), |room| write!(f, "{}", room.min(AMOUNT_MAX.nano())))
+                }));
+                show(&kept_until(begins_ms, ends_ms));
+            }
+        }
+        words
+    }
+
+    fn budget() -> impl Strategy<Value = Budget> {
+        let zone = prop::sample::select(vec!["UTC", "Asia/Tokyo", "Europe/Berlin", "Africa/Cairo"]);
+        (any::<bool>(), any::<i64>(), zone).prop_map(|(month, nano, zone)| Budget {
+            period: if month { Period::Month } else { Period::Day },
+            amount: Amount::from_nano(nano),
+            zone: Zone::find(zone).unwrap(),
+        })
+    }
+
+    fn limits() -> impl Strategy<Value = Limits> {
+        let of = (any::<Option<u64>>(), any::<Option<u64>>(), any::<Option<u64>>());
+        (of, prop::collection::vec(budget(), 0..3)).prop_map(|((requests, tokens, concurrency), budgets)| {
+            Limits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency, budgets }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_what_was_sent_when_every_word_was_displayed(
+            id: u128, account: i64, amount in i64::MIN..AMOUNT_MAX.nano(), key: [u8; 32], boot: i64, epoch: i64,
+            at_ms in prop_oneof![0_i64..4_000_000_000_000, any::<i64>()], tokens: u64, seconds: u32,
+            (of_key, of_account, of_model) in (limits(), limits(), limits()),
+        ) {
+            let models = ["gpt-é".to_owned(), "other".to_owned(), "gpt-é".to_owned()];
+            let scopes = Scopes {
+                key: of_key,
+                account: of_account,
+                models: [(models[0].clone(), of_model)].into(),
+            };
+            let hold = Hold {
+                id, account, amount, at_ms, request: "r".to_owned(), model: models[0].clone(), key,
+                price_version: 7, pool: None,
+            };
+            let admission = Admission {
+                hold: &hold,
+                pool: Pool { shard: shard_of(AccountId(account)), epoch },
+                boot,
+                models: &models,
+                scopes: &scopes,
+                tokens,
+                lifetime: Duration::from_secs(seconds.into()),
+            };
+            let words = words_of(&admission, &parts_of(&admission)).unwrap();
+            let mut cmd = words.room();
+            words.add_to(&mut cmd);
+            let mut expected = redis::Cmd::new();
+            displayed(&admission).iter().for_each(|word| { expected.arg(word.as_slice()); });
+            prop_assert_eq!(cmd.get_packed_command(), expected.get_packed_command());
+        }
+    }
 }

@@ -95,7 +95,7 @@ impl Library {
         let mut cmd = words.room();
         match dialect {
             Dialect::Functions => {
-                cmd.arg("FCALL").arg(format!("{}_{verb}", self.name)).arg(1).arg(key);
+                cmd.arg("FCALL").arg([&self.name, "_", verb].concat()).arg(1).arg(key);
             }
             Dialect::Scripts => {
                 let script = if GROWS.contains(&verb) { &self.growing } else { &self.other };

@@ -43,6 +43,7 @@ mod settle;
 mod shared;
 mod words;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +82,7 @@ const REDIRECTS_MAX: usize = 3;
 /// The shard of an account; the same in every node and every release.
 #[must_use]
 pub fn shard_of(account: AccountId) -> u16 {
-    let crc = crc32fast::hash(account.0.to_string().as_bytes());
+    let crc = crc32fast::hash(itoa::Buffer::new().format(account.0).as_bytes());
     u16::try_from(crc % u32::from(SHARDS)).unwrap_or_default()
 }
 
@@ -156,6 +157,8 @@ pub struct Redis {
 struct Inner {
     map: Map,
     prefix: String,
+    /// What the keys of each shard begin with.
+    bases: Vec<String>,
     /// A breaker opened, or a key has moved: look at once.
     tripped: Arc<Notify>,
 }
@@ -178,7 +181,9 @@ impl Redis {
         pingora::tls::install_default_crypto_provider();
         let tripped = Arc::new(Notify::new());
         let map = Map::new(config, Library::new(source), Arc::clone(&tripped))?;
-        Ok(Self { inner: Arc::new(Inner { map, prefix: config.prefix.clone(), tripped }) })
+        let prefix = config.prefix.clone();
+        let bases = (0..SHARDS).map(|shard| base_of(&prefix, shard)).collect();
+        Ok(Self { inner: Arc::new(Inner { map, prefix, bases, tripped }) })
     }
 
     /// Connects, mends what broke and follows who answers for what. Never ends: run it as a service.
@@ -236,8 +241,9 @@ impl Redis {
         nodes.iter().filter(|node| !node.is_open()).map(|node| node.dialect()).collect()
     }
 
-    fn base(&self, shard: u16) -> String {
-        base_of(&self.inner.prefix, shard)
+    fn base(&self, shard: u16) -> Cow<'_, str> {
+        let known = self.inner.bases.get(usize::from(shard));
+        known.map_or_else(|| base_of(&self.inner.prefix, shard).into(), Into::into)
     }
 
     /// One verb on one shard.
@@ -249,7 +255,7 @@ impl Redis {
     async fn ask(&self, lane: Lane, shard: u16, verb: &str, words: &Words) -> Result<Answer, RedisError> {
         let key = self.base(shard);
         let sent = |node: Arc<Node>, asking| {
-            let key = key.as_str();
+            let key = &*key;
             async move { node.call(lane, verb, key, words, asking).await }
         };
         Answer::read(self.route(lane, &key, sent).await?)

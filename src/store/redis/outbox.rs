@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use super::admit::hold_name;
 use super::node::Lane;
 use super::settle::parts;
 use super::words::Words;
@@ -87,8 +86,8 @@ impl Redis {
     pub async fn booked(&self, pool: Pool, holds: &[u128]) -> Result<(), RedisError> {
         for batch in holds.chunks(AT_ONCE) {
             let mut words = Words::default();
-            words.show(pool.epoch);
-            batch.iter().for_each(|hold| words.show(hold_name(*hold)));
+            words.number(pool.epoch);
+            batch.iter().for_each(|hold| words.hex(&hold.to_be_bytes()));
             self.ask(Lane::Background, pool.shard, "booked", &words).await?.good()?;
         }
         Ok(())

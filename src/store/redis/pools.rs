@@ -175,10 +175,10 @@ impl Redis {
             return Err(RedisError::NoSuch);
         }
         let mut words = Words::default();
-        words.show(pool.epoch);
-        words.show(account);
+        words.number(pool.epoch);
+        words.number(account.0);
         if let Some(amount) = amount {
-            words.show(amount);
+            words.number(amount);
         }
         self.ask(lane, pool.shard, verb, &words).await?.good()
     }

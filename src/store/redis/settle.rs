@@ -5,11 +5,10 @@ use std::time::Duration;
 use filters::ids::{AccountId, HoldId};
 use filters::money::{Amount, Settlement};
 
-use super::admit::hold_name;
 use super::node::Lane;
 use super::words::Words;
 use super::{AMOUNT_MAX, Answer, Redis, RedisError, money, shard_of};
-use crate::journal::record::{self, Record};
+use crate::journal::record::Lent;
 use crate::journal::{Pool, Settled};
 
 /// What an end is made of. Most find room in that at once.
@@ -101,11 +100,11 @@ impl Redis {
         let mut closed = vec![];
         for batch in touches.chunks(TOUCHES_MAX) {
             let mut words = Words::default();
-            words.show(pool.epoch);
-            words.show(lifetime.as_millis());
+            words.number(pool.epoch);
+            words.number(lifetime.as_millis());
             for Touch { hold, cost } in batch {
-                words.show(hold_name(hold.0));
-                words.show((*cost).clamp(Amount::ZERO, AMOUNT_MAX).nano());
+                words.hex(&hold.0.to_be_bytes());
+                words.number((*cost).clamp(Amount::ZERO, AMOUNT_MAX).nano());
             }
             let answer = self.ask(Lane::Background, pool.shard, "touch", &words).await?.good()?;
             closed.extend(holds(answer)?);
@@ -119,19 +118,7 @@ impl Redis {
         }
         // What no pool can hold is missing anyhow.
         let cost = end.cost.clamp(Amount::ZERO, AMOUNT_MAX);
-        let mut words = Words::with_capacity(WORDS, BYTES);
-        words.show(pool.epoch);
-        words.show(hold_name(end.hold));
-        words.show(money(cost).ok_or(RedisError::NoSuch)?);
-        words.push(end.model.as_bytes());
-        words.show(end.tokens.min(TOKENS_MAX));
-        words.push_with(|out| match end.record {
-            Some(settled) => {
-                let settled = Settled { pool: Some(pool), ..settled.clone() };
-                record::encode(&Record::of_settled(settled), out).map_err(|_| RedisError::NoSuch)
-            }
-            None => Ok(()),
-        })?;
+        let words = end.words(pool, cost)?;
         let mut answer = self.ask(lane, pool.shard, "settle", &words).await?;
         match answer.word.as_str() {
             "UNKNOWN" => Ok(Ended::Unknown),
@@ -158,6 +145,23 @@ struct End<'a> {
     record: Option<&'a Settled>,
 }
 
+impl End<'_> {
+    /// As `verbs.settle` in `library.lua` reads it.
+    fn words(&self, pool: Pool, cost: Amount) -> Result<Words, RedisError> {
+        let mut words = Words::with_capacity(WORDS, BYTES);
+        words.number(pool.epoch);
+        words.hex(&self.hold.to_be_bytes());
+        words.number(money(cost).ok_or(RedisError::NoSuch)?);
+        words.push(self.model.as_bytes());
+        words.number(self.tokens.min(TOKENS_MAX));
+        words.try_put(|out| match self.record {
+            Some(settled) => Lent::PooledSettled(pool, settled).encode(out).map_err(|_| RedisError::NoSuch),
+            None => Ok(()),
+        })?;
+        Ok(words)
+    }
+}
+
 /// All parts, from the three that Lua can know without computing: held, cost and shortfall.
 pub(super) fn parts(text: &str) -> Result<Settlement, RedisError> {
     let mut numbers = text.split(' ').map(|number| number.parse().map(Amount::from_nano));
@@ -175,4 +179,42 @@ fn holds(mut answer: Answer) -> Result<Vec<HoldId>, RedisError> {
         holds.push(HoldId(id));
     }
     Ok(holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::journal::record::{self, Record};
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_what_was_sent_when_every_word_was_displayed(
+            id: u128, account: i64, epoch: i64, cost in 0..AMOUNT_MAX.nano(), tokens: u64, has_record: bool,
+        ) {
+            let settled = Settled {
+                id, account, request: "r".to_owned(), model: "gpt-é".to_owned(), endpoint: "e".to_owned(), attempts: 2,
+                parts: [5, 4, 1, 0, 0], provider_cost: 3, abandoned: 0, key: [3; 32], held_ms: 9, price_version: 4,
+                tokens: [1, 2, 3, 4, 5, 6, 7], estimated: true, anomaly: false, at_ms: 11, pool: None,
+            };
+            let pool = Pool { shard: shard_of(AccountId(account)), epoch };
+            let record = has_record.then_some(&settled);
+            let cost = Amount::from_nano(cost);
+            let end = End { account: AccountId(account), hold: id, cost, model: &settled.model, tokens, record };
+            let words = end.words(pool, cost).unwrap();
+            let mut cmd = words.room();
+            words.add_to(&mut cmd);
+
+            let mut frame = vec![];
+            if has_record {
+                let of_pool = Settled { pool: Some(pool), ..settled.clone() };
+                record::encode(&Record::of_settled(of_pool), &mut frame).unwrap();
+            }
+            let mut expected = redis::Cmd::new();
+            expected.arg(epoch.to_string()).arg(format!("{id:032x}")).arg(cost.nano().to_string());
+            expected.arg(&settled.model).arg(tokens.min(1 << 48).to_string()).arg(frame.as_slice());
+            prop_assert_eq!(cmd.get_packed_command(), expected.get_packed_command());
+        }
+    }
 }

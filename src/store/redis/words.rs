@@ -1,7 +1,6 @@
 //! A verb's arguments, one behind the other in one piece of memory: a call has some forty of them.
 
-use std::fmt::{Display, Write as _};
-
+use data_encoding::HEXLOWER;
 use redis::Cmd;
 
 /// What is in front of a verb's arguments, and as much again per argument for what the protocol says about each.
@@ -13,16 +12,6 @@ pub(super) struct Words {
     text: Vec<u8>,
     /// Where each ends.
     ends: Vec<usize>,
-}
-
-/// Where `write!` puts a word.
-struct Tail<'a>(&'a mut Vec<u8>);
-
-impl std::fmt::Write for Tail<'_> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.0.extend_from_slice(text.as_bytes());
-        Ok(())
-    }
 }
 
 impl Words {
@@ -42,26 +31,33 @@ impl Words {
     }
 
     /// A word that somebody else writes to the end of the text.
-    pub(super) fn push_with<E>(
-        &mut self,
-        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub(super) fn put(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.text);
+        self.ends.push(self.text.len());
+    }
+
+    /// The same, where writing it may fail.
+    pub(super) fn try_put<E>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<(), E> {
         write(&mut self.text)?;
         self.ends.push(self.text.len());
         Ok(())
     }
 
-    pub(super) fn show(&mut self, word: impl Display) {
-        let _infallible = write!(Tail(&mut self.text), "{word}");
-        self.ends.push(self.text.len());
+    pub(super) fn number(&mut self, number: impl itoa::Integer) {
+        self.put(|out| put_number(out, number));
     }
 
     /// Nothing, where there is none.
-    pub(super) fn show_some(&mut self, word: Option<impl Display>) {
-        match word {
-            Some(word) => self.show(word),
+    pub(super) fn number_if(&mut self, number: Option<impl itoa::Integer>) {
+        match number {
+            Some(number) => self.number(number),
             None => self.push(b""),
         }
+    }
+
+    /// In hexadecimal.
+    pub(super) fn hex(&mut self, bytes: &[u8]) {
+        self.put(|out| put_hex(out, bytes));
     }
 
     /// An empty command with room for these and what is in front of them.
@@ -78,6 +74,20 @@ impl Words {
     }
 }
 
+/// Its decimal digits.
+pub(super) fn put_number(out: &mut Vec<u8>, number: impl itoa::Integer) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+/// Two hexadecimal digits for each byte.
+pub(super) fn put_hex(out: &mut Vec<u8>, bytes: &[u8]) {
+    let from = out.len();
+    out.resize(from + HEXLOWER.encode_len(bytes.len()), b'0');
+    if let Some(room) = out.get_mut(from..) {
+        HEXLOWER.encode_mut(bytes, room);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use redis::Arg;
@@ -87,10 +97,11 @@ mod tests {
     #[test]
     fn words_come_out_as_they_went_in() {
         let mut words = Words::of(&[b"one".to_vec(), vec![]]);
-        words.show(-12);
-        words.show_some(None::<u64>);
-        words.show_some(Some("x y"));
-        let written = words.push_with(|out| {
+        words.number(-12);
+        words.number_if(None::<u64>);
+        words.number_if(Some(i64::MIN));
+        words.hex(&[0, 171, 255]);
+        let written = words.try_put(|out| {
             out.extend([0, 255]);
             Ok::<(), ()>(())
         });
@@ -98,7 +109,7 @@ mod tests {
         let mut cmd = words.room();
         words.add_to(&mut cmd);
         let args: Vec<_> = cmd.args_iter().collect();
-        let expected: [&[u8]; 6] = [b"one", b"", b"-12", b"", b"x y", &[0, 255]];
+        let expected: [&[u8]; 7] = [b"one", b"", b"-12", b"", b"-9223372036854775808", b"00abff", &[0, 255]];
         assert!(args.iter().zip(expected).all(|(arg, word)| matches!(arg, Arg::Simple(arg) if *arg == word)));
         assert_eq!(args.len(), expected.len());
     }
