@@ -267,12 +267,14 @@ impl Purse {
     }
 
     /// What was spent in the windows of budgets before this process began, as `spent` knows it by key,
-    /// model and the window's begin.
+    /// model and the window's begin. What has no budget leaves nothing here: most keys are never used.
     pub fn restore(&mut self, now: Now, key: KeyDigest, scopes: &Scopes, spent: &SpentSince<'_>) {
         self.account.restore(now, &scopes.account, |since| spent(None, None, since));
-        let state = self.keys.entry(key).or_default();
-        state.counters.restore(now, &scopes.key, |since| spent(Some(key), None, since));
-        for (model, limits) in &scopes.models {
+        if !scopes.key.budgets.is_empty() {
+            let state = self.keys.entry(key).or_default();
+            state.counters.restore(now, &scopes.key, |since| spent(Some(key), None, since));
+        }
+        for (model, limits) in scopes.models.iter().filter(|(_, limits)| !limits.budgets.is_empty()) {
             let counters = self.models.entry(model.clone()).or_default();
             counters.restore(now, limits, |since| spent(None, Some(model), since));
         }
