@@ -21,7 +21,7 @@ from peers import Peer, Running
 from processes import HERE, TOLLGATE
 from run import isolate
 
-OUT = HERE.parent / "order.ld"
+KEPT = HERE.parent / "order.ld"
 HEAD = """/* Where code lies in a release build: what a start and the first calls run comes first, what a fleet and TLS run next.
    `build.rs` hands it to the linker, `scripts/order` writes it. Names that are gone harm nothing. */
 SECTIONS {
@@ -79,9 +79,9 @@ def addresses(profile, binary):
     return seen
 
 
-def set_apart(all_of_them, end, names, ran):
+def set_apart(out, all_of_them, end, names, ran):
     """Names that ran although the compiler took them for unlikely: known before, or not where the last order wanted them."""
-    before = re.findall(r"\*\(\.text\.(\S+)\)", OUT.read_text() if OUT.exists() else "")
+    before = re.findall(r"\*\(\.text\.(\S+)\)", out.read_text() if out.exists() else "")
     known = {name.removeprefix(UNLIKELY) for name in before if name.startswith(UNLIKELY)}
     wanted = set(before) if end else ()
     return known | {names[i] for i in ran if names[i] in wanted and all_of_them[i][0] >= end}
@@ -102,7 +102,9 @@ def run(rig, kind, tls, calls):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("out", nargs="?", type=Path, default=KEPT, help="where it is written, and the last one is")
+    out = ap.parse_args().out
     isolate()
     binary = str(Path(TOLLGATE).resolve())
     rig = Rig(Options())
@@ -121,15 +123,15 @@ def main():
     order, unlikely = {}, set()
     for profile in profiles:
         ran = {bisect.bisect_right(starts, at) - 1 for at in addresses(profile, binary)} - {-1}
-        unlikely |= set_apart(all_of_them, end, names, ran)
+        unlikely |= set_apart(out, all_of_them, end, names, ran)
         bytes_ran = Counter()
         for i in ran:
             bytes_ran[names[i]] += all_of_them[i][1]
         for share in SHARES:
             order |= {names[i]: None for i in sorted(ran) if bytes_ran[names[i]] >= share * bytes_of[names[i]] and names[i] not in order}
     lines = (f"    *(.text.{where}{name})\n" for name in order for where in ("", UNLIKELY) if not where or name in unlikely)
-    OUT.write_text(HEAD + "".join(lines) + TAIL)
-    print(f"{OUT}: {len(order)} names, {sum(bytes_of[name] for name in order) >> 10} KiB of {sum(bytes_of.values()) >> 10}")
+    out.write_text(HEAD + "".join(lines) + TAIL)
+    print(f"{out}: {len(order)} names, {sum(bytes_of[name] for name in order) >> 10} KiB of {sum(bytes_of.values()) >> 10}")
 
 
 if __name__ == "__main__":

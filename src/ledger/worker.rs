@@ -2,7 +2,7 @@
 //!
 //! A batch is one transaction, of everything that ended within `GATHER`: a commit writes whole pages and
 //! waits for the disk, however little is in it, and nobody waits for the ledger. While much ends, it gathers
-//! longer. One that fails is tried again and again: the journal keeps what is not booked, and admission stops
+//! longer; while more waits than one batch takes, not at all. One that fails is tried again and again: the journal keeps what is not booked, and admission stops
 //! when too much of it waits. A process that leaves gives up after a few tries; the next start replays its
 //! journal.
 
@@ -100,7 +100,7 @@ pub fn start(
                 number = number.max(next.number);
                 batch.push(*next.settled);
             }
-            gather = if batch.len() < BUSY { GATHER } else { GATHER_BUSY };
+            gather = gather_after(batch.len());
             progress.begin(&batch);
             all_booked = all_booked && post(ledger.as_mut(), boot, &batch, &journal);
             if all_booked {
@@ -111,6 +111,16 @@ pub fn start(
         }
         (ledger, all_booked)
     })
+}
+
+/// How long the next batch gathers after one of so many. Behind a full one others wait already: a pause would be a bound on
+/// how many calls a second the ledger can book.
+const fn gather_after(count: usize) -> Duration {
+    match count {
+        BATCH_MAX.. => Duration::ZERO,
+        BUSY.. => GATHER_BUSY,
+        _ => GATHER,
+    }
 }
 
 fn post(ledger: &mut dyn Ledger, boot: i64, batch: &[Settled], journal: &Journal) -> bool {
@@ -129,5 +139,19 @@ fn post(ledger: &mut dyn Ledger, boot: i64, batch: &[Settled], journal: &Journal
             return false;
         }
         thread::sleep(RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_gathers_longer_while_much_ends_and_not_at_all_while_more_waits_than_one_takes() {
+        assert_eq!(gather_after(1), GATHER);
+        assert_eq!(gather_after(BUSY - 1), GATHER);
+        assert_eq!(gather_after(BUSY), GATHER_BUSY);
+        assert_eq!(gather_after(BATCH_MAX - 1), GATHER_BUSY);
+        assert_eq!(gather_after(BATCH_MAX), Duration::ZERO);
     }
 }
