@@ -18,7 +18,7 @@ use crate::clock;
 use crate::journal::{Journal, Posting, Settled};
 
 /// The most that one transaction books.
-const BATCH_MAX: usize = 4096;
+const BATCH_MAX: usize = 16_384;
 /// How long a batch gathers what ends.
 const GATHER: Duration = Duration::from_millis(50);
 /// How long after a batch of `BUSY` or more: an end in a batch of 125 costs two thirds of one in a batch of 25.
