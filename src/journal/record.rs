@@ -332,6 +332,28 @@ mod tests {
 
     use super::*;
 
+    fn settled() -> Settled {
+        Settled {
+            id: 7,
+            account: 1,
+            request: "r".into(),
+            model: "m".into(),
+            endpoint: "e".into(),
+            attempts: 2,
+            parts: [5, 4, 1, 0, 0],
+            provider_cost: 3,
+            abandoned: 0,
+            key: [3; 32],
+            held_ms: 9,
+            price_version: 4,
+            tokens: [1, 2, 3, 4, 5, 6, 7],
+            estimated: true,
+            anomaly: false,
+            at_ms: 11,
+            pool: None,
+        }
+    }
+
     #[test]
     fn a_record_survives_its_frame() {
         let hold = Hold {
@@ -370,25 +392,7 @@ mod tests {
             price_version: 4,
             pool: None,
         };
-        let settled = Settled {
-            id: 7,
-            account: 1,
-            request: "r".into(),
-            model: "m".into(),
-            endpoint: "e".into(),
-            attempts: 2,
-            parts: [5, 4, 1, 0, 0],
-            provider_cost: 3,
-            abandoned: 0,
-            key: [3; 32],
-            held_ms: 9,
-            price_version: 4,
-            tokens: [1, 2, 3, 4, 5, 6, 7],
-            estimated: true,
-            anomaly: false,
-            at_ms: 11,
-            pool: None,
-        };
+        let settled = settled();
         for pool in [None, Some(Pool { shard: 17, epoch: 3 })] {
             let (hold, settled) = (Hold { pool, ..hold.clone() }, Settled { pool, ..settled.clone() });
             let (mut owned, mut lent, mut room) = (vec![], vec![], [0; 512]);
@@ -413,27 +417,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_put_behind_what_is_there_and_one_that_is_too_long_leaves_nothing() {
-        let record = |model: usize| {
-            Record::Settled(Settled {
-                id: 7,
-                account: 1,
-                request: "r".into(),
-                model: "m".repeat(model),
-                endpoint: "e".into(),
-                attempts: 2,
-                parts: [5, 4, 1, 0, 0],
-                provider_cost: 3,
-                abandoned: 0,
-                key: [3; 32],
-                held_ms: 9,
-                price_version: 4,
-                tokens: [1, 2, 3, 4, 5, 6, 7],
-                estimated: true,
-                anomaly: false,
-                at_ms: 11,
-                pool: None,
-            })
-        };
+        let record = |model: usize| Record::Settled(Settled { model: "m".repeat(model), ..settled() });
         let mut out = b"there".to_vec();
         encode(&record(300), &mut out).unwrap();
         let payload = postcard::to_stdvec(&record(300)).unwrap();

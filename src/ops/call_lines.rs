@@ -1,7 +1,7 @@
 //! The lines of a call, as `tracing-subscriber` writes them, at a fraction of its price.
 //!
-//! Every call has an access line, and one for each decision that is worth one. The crate's formatter writes a line in a hundred small
-//! pieces, each by way of `core::fmt`; that was a tenth of what a small call cost. Events of these two targets have
+//! Every call has an access line, and one for each decision that is worth one. The crate's formatter writes a line in a
+//! hundred small pieces, each by way of `core::fmt`; that was a tenth of what a small call cost. Events of these two targets have
 //! plain fields and no spans, so that they can be put together in a buffer of the thread and handed over at once.
 //! Everything else goes to the crate's own formatter. Tests compare the two byte for byte.
 

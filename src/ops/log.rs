@@ -1,6 +1,7 @@
 //! Structured lines to standard error, as text or JSON.
 //!
-//! Targets: `access` (one line a call), `decision` (one line an attempt; of level DEBUG where the first one served), everything else by module.
+//! Targets: `access` (one line a call), `decision` (one line an attempt; of level DEBUG where the first one served),
+//! everything else by module.
 //! Never a key, a credential, a prompt or an answer.
 
 use tracing::level_filters::LevelFilter;
